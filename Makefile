@@ -1,0 +1,83 @@
+# Needs Python >= 3.11, a C++17 compiler and a reachable PyPI; everything else goes into $(VENV).
+#   make test PYTHON=python3.12 VENV=.venv312      another Python beside the default one
+
+PYTHON ?=
+VENV ?= .venv
+JOBS ?= 2
+PYTEST_ARGS ?=
+
+export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+bin := $(VENV)/bin
+py := $(bin)/python
+# Folders are listed beside their files: they change when a file is added or removed.
+native_sources := $(shell find csrc cmake) CMakeLists.txt pyproject.toml
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test native-test sanitize lint format wheel bench build clean
+.DELETE_ON_ERROR:
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: $(VENV)/.installed $(VENV)/.deps-examples ## Train the example model through jcoll, then its lax twin
+	$(py) examples/demo.py
+
+test: $(VENV)/.installed $(VENV)/.deps-test native-test ## Run the Python and the native tests
+	$(bin)/pytest tests $(PYTEST_ARGS)
+
+build: $(VENV)/.installed ## Build jcoll and install it, editable, into $(VENV)
+
+native-test: $(VENV)/.deps-build ## Build and run the native tests
+	$(call ctest,build/native,)
+
+sanitize: $(VENV)/.deps-build ## Run the native tests under ASan+UBSan, then under TSan
+	$(call ctest,build/asan,address$(comma)undefined)
+	$(call ctest,build/tsan,thread)
+
+lint: $(VENV)/.deps-dev $(VENV)/.deps-runtime ## Check style and types, changing nothing
+	$(bin)/ruff check .
+	$(bin)/ruff format --check .
+	$(bin)/clang-format --dry-run -Werror $(cxx_files)
+	$(bin)/pyright --pythonpath $(py)
+
+format: $(VENV)/.deps-dev ## Rewrite the sources in the project's style
+	$(bin)/ruff check --fix-only .
+	$(bin)/ruff format .
+	$(bin)/clang-format -i $(cxx_files)
+
+wheel: $(VENV)/.deps-build ## Build a wheel into dist/
+	$(py) scripts/env.py wheel dist
+
+bench: $(VENV)/.installed ## Time every collective beside lax's, on 8 virtual devices
+	$(py) -m jcoll bench all --devices 8
+
+clean: ## Remove what was built (not $(VENV))
+	rm -rf build dist $(VENV)/.installed
+
+comma := ,
+cxx_files = $(shell find csrc cuda tests/native \( -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) 2>/dev/null)
+
+# $(call ctest,build folder,sanitizers): configures, builds and runs the native tests.
+define ctest
+$(bin)/cmake -S . -B $(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(bin))/ninja \
+  -DJCOLL_TESTS=ON -DJCOLL_WERROR=$(if $(CI),ON,OFF) -DJCOLL_SANITIZE=$(2) --log-level=WARNING
+$(bin)/cmake --build $(1) -- --quiet
+$(bin)/ctest --test-dir $(1) --output-on-failure
+endef
+
+$(VENV)/.made:
+	sh scripts/make_venv.sh $(VENV) $(PYTHON)
+	@touch $@
+
+# One stamp per group of requirements in pyproject.toml: .deps-build, .deps-test, ...
+$(VENV)/.deps-%: $(VENV)/.made pyproject.toml
+	$(py) scripts/env.py deps $*
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.deps-build $(VENV)/.deps-runtime $(native_sources)
+	$(py) scripts/env.py install
+	@touch $@
+
+.PRECIOUS: $(VENV)/.made $(VENV)/.deps-%

@@ -1,0 +1,112 @@
+"""Fills a virtual environment: `env.py deps GROUP...`, `env.py install`, `env.py wheel DIR`.
+
+Run it with the environment's own Python. pyproject.toml is the only place that names requirements; a
+GROUP is `build`, `runtime` or one of its extras.
+
+Packages are built without pip's build isolation, because a fresh build environment for every rebuild
+would fetch jaxlib and throw away the compiled objects each time. What isolation would have brought, the
+XLA FFI headers of one exact jaxlib, is unpacked once into build/ffi.
+"""
+
+import importlib.metadata
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+NETWORK_SIGNS = (
+    "NewConnectionError",
+    "ConnectTimeout",
+    "ReadTimeout",
+    "Temporary failure in name resolution",
+    "No matching distribution",
+    "ProxyError",
+    "SSLError",
+)
+
+
+def requirements(group: str) -> list[str]:
+    """The requirement strings of one group, as pip takes them."""
+    if group == "build":
+        isolated = PYPROJECT["build-system"]["requires"]
+        return [*(r for r in isolated if r != ffi_jaxlib()), "cmake>=3.20", "ninja>=1.10"]
+    if group == "runtime":
+        return PYPROJECT["project"]["dependencies"]
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    if group not in extras:
+        sys.exit(f"env.py: no group '{group}'; there are build, runtime, {', '.join(extras)}")
+    return extras[group]
+
+
+def ffi_jaxlib() -> str:
+    """The pinned requirement whose wheel carries the FFI headers."""
+    (pin,) = (r for r in PYPROJECT["build-system"]["requires"] if r.startswith("jaxlib=="))
+    return pin
+
+
+def pip(*args: str, doing: str) -> None:
+    """Runs pip quietly; on failure prints all it said and a way out."""
+    print(f"jcoll setup: {doing}", flush=True)
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *args]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return
+    said = done.stdout + done.stderr
+    sys.stderr.write(said)
+    if any(sign in said for sign in NETWORK_SIGNS):
+        found, needed = "pip could not fetch a package", "a reachable PyPI, or a mirror of it"
+        remedy = "check the network, pip's proxy and index settings ('pip config list'), then run make again"
+    else:
+        found, needed = "pip failed, with the output above", "a build that passes"
+        remedy = "mend the first error above, then run make again ('make clean' forgets old builds)"
+    sys.exit(
+        f"\njcoll setup: {doing}: failed (exit {done.returncode})\n"
+        f"  found:  {found}\n  needed: {needed}\n  do:     {remedy}\n"
+    )
+
+
+def install_dependencies(groups: list[str]) -> None:
+    """Installs the requirements of all the groups, in one resolution."""
+    wanted = list(dict.fromkeys(r for group in groups for r in requirements(group)))
+    pip("install", "-q", *wanted, doing=f"installing {', '.join(wanted)}")
+
+
+def installed_jaxlib() -> str | None:
+    """The environment's own jaxlib as a pinned requirement."""
+    try:
+        return f"jaxlib=={importlib.metadata.version('jaxlib')}"
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def build_options() -> list[str]:
+    """pip's arguments for a build in this environment."""
+    options = ["--no-build-isolation", "--no-deps"]
+    pin = ffi_jaxlib()
+    if installed_jaxlib() == pin:
+        return options
+    target = ROOT / "build" / "ffi" / pin.replace("==", "-")
+    include = target / "jaxlib" / "include"
+    if not (include / "xla" / "ffi" / "api" / "ffi.h").exists():
+        fetch = ("install", "-q", "--no-deps", "--upgrade", "--target", str(target), pin)
+        pip(*fetch, doing=f"fetching the XLA FFI headers of {pin}")
+    return [*options, "-C", f"cmake.define.JCOLL_FFI_INCLUDE_DIR={include}"]
+
+
+def main(argv: list[str]) -> None:
+    """Runs one subcommand."""
+    match argv:
+        case ["deps", *groups] if groups:
+            install_dependencies(groups)
+        case ["install"]:
+            pip("install", *build_options(), "-e", ".", doing="building jcoll and installing it, editable")
+        case ["wheel", folder]:
+            pip("wheel", *build_options(), "-w", folder, ".", doing=f"building a wheel into {folder}")
+        case _:
+            sys.exit(__doc__)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
