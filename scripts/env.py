@@ -1,17 +1,23 @@
 """Fills a virtual environment: `env.py deps GROUP...`, `env.py install`, `env.py wheel DIR`.
 
-Run it with the environment's own Python. pyproject.toml is the only place that names requirements; a
-GROUP is `build`, `runtime` or one of its extras.
+Run it with the environment's own Python. pyproject.toml is the only place that names requirements;
+a GROUP is `build`, `runtime` or one of its extras.
 
-Packages are built without pip's build isolation, because a fresh build environment for every rebuild
-would fetch jaxlib and throw away the compiled objects each time. What isolation would have brought, the
-XLA FFI headers of one exact jaxlib, is unpacked once into build/ffi.
+Packages are built without pip's build isolation, because a fresh build environment for every
+rebuild would fetch jaxlib and throw away the compiled objects each time. What isolation would have
+brought, the XLA FFI headers of one exact jaxlib, is unpacked once into build/ffi.
+
+The install is editable: `import jcoll` finds the checkout's Python files and the compiled module in
+site-packages from any working directory (a plain install would be shadowed by ./jcoll, which has no
+compiled module), and only a change of native code needs a new build.
 """
 
 import importlib.metadata
 import subprocess
 import sys
+import tempfile
 import tomllib
+import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -57,10 +63,10 @@ def pip(*args: str, doing: str) -> None:
     sys.stderr.write(said)
     if any(sign in said for sign in NETWORK_SIGNS):
         found, needed = "pip could not fetch a package", "a reachable PyPI, or a mirror of it"
-        remedy = "check the network, pip's proxy and index settings ('pip config list'), then run make again"
+        remedy = "check the network and 'pip config list' (index, proxy), then run make again"
     else:
         found, needed = "pip failed, with the output above", "a build that passes"
-        remedy = "mend the first error above, then run make again ('make clean' forgets old builds)"
+        remedy = "mend the first error above, then run make again; 'make clean' forgets old builds"
     sys.exit(
         f"\njcoll setup: {doing}: failed (exit {done.returncode})\n"
         f"  found:  {found}\n  needed: {needed}\n  do:     {remedy}\n"
@@ -81,18 +87,28 @@ def installed_jaxlib() -> str | None:
         return None
 
 
+def ffi_include() -> Path:
+    """The folder with the pinned jaxlib's XLA FFI headers, unpacked from its wheel if need be."""
+    target = ROOT / "build" / "ffi" / ffi_jaxlib().replace("==", "-")
+    include = target / "jaxlib" / "include"
+    if (include / "xla" / "ffi" / "api" / "ffi.h").exists():
+        return include
+    with tempfile.TemporaryDirectory() as scratch:
+        fetch = ("download", "-q", "--no-deps", "--only-binary", ":all:", "-d", scratch)
+        pip(*fetch, ffi_jaxlib(), doing=f"fetching the XLA FFI headers of {ffi_jaxlib()}")
+        (wheel,) = Path(scratch).glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            headers = [n for n in archive.namelist() if n.startswith("jaxlib/include/")]
+            archive.extractall(target, headers)
+    return include
+
+
 def build_options() -> list[str]:
     """pip's arguments for a build in this environment."""
     options = ["--no-build-isolation", "--no-deps"]
-    pin = ffi_jaxlib()
-    if installed_jaxlib() == pin:
+    if installed_jaxlib() == ffi_jaxlib():
         return options
-    target = ROOT / "build" / "ffi" / pin.replace("==", "-")
-    include = target / "jaxlib" / "include"
-    if not (include / "xla" / "ffi" / "api" / "ffi.h").exists():
-        fetch = ("install", "-q", "--no-deps", "--upgrade", "--target", str(target), pin)
-        pip(*fetch, doing=f"fetching the XLA FFI headers of {pin}")
-    return [*options, "-C", f"cmake.define.JCOLL_FFI_INCLUDE_DIR={include}"]
+    return [*options, "-C", f"cmake.define.JCOLL_FFI_INCLUDE_DIR={ffi_include()}"]
 
 
 def main(argv: list[str]) -> None:
@@ -101,9 +117,9 @@ def main(argv: list[str]) -> None:
         case ["deps", *groups] if groups:
             install_dependencies(groups)
         case ["install"]:
-            pip("install", *build_options(), "-e", ".", doing="building jcoll and installing it, editable")
+            pip("install", *build_options(), "-e", ".", doing="building and installing jcoll")
         case ["wheel", folder]:
-            pip("wheel", *build_options(), "-w", folder, ".", doing=f"building a wheel into {folder}")
+            pip("wheel", *build_options(), "-w", folder, ".", doing=f"building a wheel: {folder}/")
         case _:
             sys.exit(__doc__)
 

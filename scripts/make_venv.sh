@@ -11,7 +11,7 @@ fail() { # where, found, needed, remedy
   exit 1
 }
 
-is_new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
+is_new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
 
 find_python() {
   for candidate in python3 python3.13 python3.12 python3.11 python3.14 python; do
@@ -22,7 +22,7 @@ find_python() {
   done
 }
 
-describe() { "$1" --version 2>&1 | head -n 1 || true; }
+describe() { command -v "$1" >/dev/null && "$1" --version 2>&1 | head -n 1 || echo "not found"; }
 
 check_python() {
   if [ -z "$python" ]; then
@@ -44,15 +44,18 @@ check_compiler() {
   scratch=$(mktemp -d)
   trap 'rm -rf "$scratch"' EXIT
   printf '#include <optional>\nint main() { return std::optional<int>(0).value(); }\n' >"$scratch/probe.cc"
+  tried=
   # $CXX alone if it is set: CMake would use it and nothing else.
   for compiler in ${CXX:-c++ g++ clang++}; do
-    if "$compiler" -std=c++17 "$scratch/probe.cc" -o "$scratch/probe" >"$scratch/log" 2>&1; then
+    if ! command -v "$compiler" >/dev/null; then
+      tried="$tried $compiler (not found)"
+    elif "$compiler" -std=c++17 "$scratch/probe.cc" -o "$scratch/probe" >"$scratch/log" 2>&1; then
       return
+    else
+      tried="$tried $compiler ($(tail -n 1 "$scratch/log"))"
     fi
   done
-  fail "no working C++17 compiler" \
-    "tried ${CXX:-c++, g++, clang++}: $(tail -n 1 "$scratch/log" 2>/dev/null || true)" \
-    "GCC 9, Clang 10 or later" \
+  fail "no working C++17 compiler" "$tried" "GCC 9, Clang 10 or later" \
     "install one (on Debian and Ubuntu: apt install g++), or name one: CXX=/path/to/g++ make ..."
 }
 
