@@ -1,0 +1,415 @@
+"""sync_gradients against lax.pmean / lax.psum, leaf by leaf, and the plan of its buckets."""
+
+import collections
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jcoll
+from jcoll.layers.data_parallel import plan_buckets
+
+NUM_RANKS = 8
+CHECK_VMA = pytest.mark.parametrize("check_vma", [True, False], ids=["vma", "novma"])
+LAX = {"mean": jax.lax.pmean, "sum": jax.lax.psum}
+
+
+def mesh_of(*shape, axis_types=None):
+    names = ("data", "model")[: len(shape)]
+    return jax.make_mesh(shape, names, axis_types=axis_types)
+
+
+def program(fn, args, mesh=None, check_vma=True, in_specs=None, out_specs=P(), axis_names=None):
+    """fn under shard_map, and its arguments placed as it wants them: all split, if not said."""
+    mesh = mesh or mesh_of(NUM_RANKS)
+    in_specs = in_specs or (P("data"),) * len(args)
+    placed = [
+        jax.device_put(arg, NamedSharding(mesh, spec))
+        for arg, spec in zip(args, in_specs, strict=True)
+    ]
+    sharded = jax.shard_map(
+        fn,
+        mesh=mesh,
+        in_specs=in_specs,
+        out_specs=out_specs,
+        check_vma=check_vma,
+        axis_names=axis_names or frozenset(mesh.axis_names),
+    )
+    return sharded, placed
+
+
+def run(fn, *args, **kwargs):
+    sharded, placed = program(fn, args, **kwargs)
+    return jax.jit(sharded)(*placed)
+
+
+def jaxpr_text(fn, *args, **kwargs):
+    sharded, placed = program(fn, args, **kwargs)
+    return str(jax.make_jaxpr(sharded)(*placed))
+
+
+def gradients(dtype_of=lambda i: jnp.float32, num_ranks=NUM_RANKS):
+    """A tree with one row per rank in every leaf, of shapes that a model has, and odd ones."""
+    shapes = {"w": (5, 3), "b": (3,), "scalar": (), "empty": (0, 4), "big": (64, 32)}
+    rng = np.random.default_rng(0)
+    tree = {"layers": [dict(shapes), dict(shapes)], "head": (7,), "none": None}
+    leaves, treedef = jax.tree.flatten(tree, is_leaf=lambda s: isinstance(s, tuple))
+    values = [
+        jnp.asarray(rng.normal(size=(num_ranks, *shape)) * 8, dtype_of(i))
+        for i, shape in enumerate(leaves)
+    ]
+    return jax.tree.unflatten(treedef, values)
+
+
+def local(tree):
+    """This rank's leaves: the leading dimension, of local size 1, taken off."""
+    return jax.tree.map(lambda leaf: leaf[0], tree)
+
+
+def assert_same(got, want, rtol=1e-6):
+    """The same structure, shapes, dtypes and weak types; values equal up to the order of the sum."""
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert (g.shape, g.dtype, g.weak_type) == (w.shape, w.dtype, w.weak_type)
+        g64, w64 = np.asarray(g, np.float64), np.asarray(w, np.float64)
+        np.testing.assert_allclose(g64, w64, rtol=rtol, atol=rtol * 8)
+
+
+@CHECK_VMA
+@pytest.mark.parametrize("op", ["mean", "sum"])
+@pytest.mark.parametrize("bucket_bytes", [1, 64, 300, 25 * 2**20])
+def test_equals_lax_leaf_by_leaf(op, bucket_bytes, check_vma):
+    def both(tree):
+        tree = local(tree)
+        ours = jcoll.sync_gradients(tree, "data", op=op, bucket_bytes=bucket_bytes)
+        return ours, jax.tree.map(lambda g: LAX[op](g, "data"), tree)
+
+    assert_same(*run(both, gradients(), check_vma=check_vma))
+
+
+@CHECK_VMA
+def test_mixed_dtypes_share_a_tree(check_vma):
+    kinds = [jnp.float32, jnp.bfloat16, jnp.float16, jnp.complex64]
+
+    def both(tree):
+        tree = local(tree)
+        # lax sums 16-bit types in their own precision or f32, as the backend likes: ask for f32.
+        wide = jax.tree.map(lambda g: g.astype(jnp.promote_types(g.dtype, jnp.float32)), tree)
+        want = jax.tree.map(lambda g, w: jax.lax.pmean(w, "data").astype(g.dtype), tree, wide)
+        return jcoll.sync_gradients(tree, "data"), want
+
+    tree = gradients(lambda i: kinds[i % len(kinds)])
+    got, want = run(both, tree, check_vma=check_vma)
+    assert jax.tree.map(lambda g: g.dtype, got) == jax.tree.map(lambda g: g.dtype, want)
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        tolerance = 1e-6 if g.dtype.itemsize > 2 else float(jnp.finfo(g.dtype).eps)
+        np.testing.assert_allclose(
+            np.asarray(g, np.complex128), np.asarray(w, np.complex128), rtol=tolerance, atol=1e-5
+        )
+
+
+@CHECK_VMA
+def test_integers_are_summed_exactly(check_vma):
+    tree = {"i8": np.arange(8, dtype=np.int8), "u32": np.full((8, 3), 7, np.uint32)}
+    got = run(
+        lambda t: jcoll.sync_gradients(local(t), "data", op="sum"), tree, check_vma=check_vma
+    )
+    assert got["i8"].dtype == np.int8 and int(got["i8"]) == 28
+    np.testing.assert_array_equal(got["u32"], np.full(3, 56, np.uint32))
+
+
+@CHECK_VMA
+@pytest.mark.parametrize("tree", [{}, None, [], {"a": None, "b": []}], ids=str)
+def test_trees_without_leaves(tree, check_vma):
+    seen = []
+
+    def fn(x):
+        seen.append(jcoll.sync_gradients(tree, "data"))
+        return jax.lax.pmean(x, "data")
+
+    run(fn, jnp.zeros(NUM_RANKS), check_vma=check_vma)
+    assert seen == [tree]
+
+
+@CHECK_VMA
+def test_single_leaf_is_not_reshaped(check_vma):
+    x = jnp.arange(8 * 6, dtype=jnp.float32).reshape(8, 2, 3)
+    got, want = run(
+        lambda x: (jcoll.sync_gradients(x, "data"), jax.lax.pmean(x, "data")),
+        x,
+        check_vma=check_vma,
+    )
+    assert_same(got, want)
+    text = jaxpr_text(lambda x: jcoll.sync_gradients(x, "data"), x, check_vma=check_vma)
+    assert "concatenate" not in text and "reshape" not in text
+
+
+@CHECK_VMA
+def test_python_numbers_and_weak_types_follow_lax(check_vma):
+    def both(x):
+        tree = {"float": 2.5, "weak": x[0] * 0 + 1.0, "array": x[0]}
+        tree["weak"] = jnp.asarray(3.0) + jax.lax.axis_index("data").astype(float) * 0
+        return jcoll.sync_gradients(tree, "data"), jax.lax.pmean(tree, "data")
+
+    got, want = run(both, jnp.arange(8.0), check_vma=check_vma)
+    assert float(got["float"]) == want["float"] == 2.5
+    assert_same([got["weak"], got["array"]], [want["weak"], want["array"]])
+    total = run(
+        lambda x: jcoll.sync_gradients({"n": 3, "x": x}, "data", op="sum"),
+        jnp.arange(8.0),
+        check_vma=check_vma,
+    )
+    assert int(total["n"]) == 24
+
+
+@CHECK_VMA
+def test_gradients_of_integer_inputs_pass_through(check_vma):
+    def fn(x):
+        grad = jax.grad(lambda t: (t["x"] ** 2).sum() * t["n"], allow_int=True)
+        grads = grad({"x": x, "n": jnp.int32(3)})
+        synced = jcoll.sync_gradients(grads, "data")
+        assert synced["n"].dtype == jax.dtypes.float0
+        return synced["x"]
+
+    got = run(fn, jnp.arange(8.0), check_vma=check_vma)
+    np.testing.assert_allclose(got, [21.0])
+
+
+def test_leaves_keep_their_own_varying_axes():
+    """A bucket never mixes leaves that vary over different axes: one spec each must still do."""
+    mesh = mesh_of(4, 2)
+
+    def fn(x):
+        tree = {"both": x, "data": jax.lax.pmean(x, "model")}
+        return jcoll.sync_gradients(tree, "data")
+
+    x = np.arange(8.0, dtype=np.float32).reshape(4, 2)
+    got = run(
+        fn,
+        x,
+        mesh=mesh,
+        in_specs=(P("data", "model"),),
+        out_specs={"both": P(None, "model"), "data": P()},
+    )
+    np.testing.assert_allclose(got["both"], x.mean(0, keepdims=True))
+    np.testing.assert_allclose(got["data"], [[x.mean()]])
+
+
+@CHECK_VMA
+def test_two_axes_and_sub_axes(check_vma):
+    def fn(x):
+        tree = {"a": x, "b": x.sum()}
+        ours = jcoll.sync_gradients(tree, ("data", "model"))
+        return ours, jax.lax.pmean(tree, ("data", "model"))
+
+    x = jnp.arange(16.0).reshape(8, 2)
+    mesh = mesh_of(4, 2)
+    got, want = run(fn, x, mesh=mesh, in_specs=(P(("data", "model")),), check_vma=check_vma)
+    assert_same(got, want)
+
+
+def test_axis_index_groups_average_within_the_group():
+    groups = [[0, 1, 2, 3], [4, 5, 6, 7]]
+    got = run(
+        lambda t: jcoll.sync_gradients(
+            {"a": t[0], "b": t}, "data", axis_index_groups=groups
+        ),
+        jnp.arange(8.0),
+        check_vma=False,
+        out_specs={"a": P(), "b": P("data")},
+    )
+    np.testing.assert_allclose(got["b"], [1.5] * 4 + [5.5] * 4)
+
+
+def linear_loss(params, x, y):
+    return jnp.mean((x @ params["w"] + params["b"] - y) ** 2)
+
+
+@CHECK_VMA
+def test_data_parallel_gradient_is_the_global_gradient(check_vma):
+    """The reason of being: 8 ranks, a slice of the batch each, give the whole batch's gradient."""
+    rng = np.random.default_rng(1)
+    params = {"w": jnp.asarray(rng.normal(size=(4, 2)), jnp.float32), "b": jnp.ones(2)}
+    x, y = (jnp.asarray(rng.normal(size=(16, n)), jnp.float32) for n in (4, 2))
+
+    def fn(params, x, y):
+        if check_vma:
+            params = jax.lax.pcast(params, "data", to="varying")
+        return jcoll.sync_gradients(jax.grad(linear_loss)(params, x, y), "data")
+
+    got = run(fn, params, x, y, in_specs=(P(), P("data"), P("data")), check_vma=check_vma)
+    assert_same(got, jax.grad(linear_loss)(params, x, y), rtol=1e-5)
+
+
+@CHECK_VMA
+def test_differentiates_like_pmean(check_vma):
+    """A penalty on the synchronised gradients, as a meta-learner has: through the buckets."""
+
+    def penalty(sync, tree):
+        return sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(sync(tree)))
+
+    def both(tree):
+        tree = local(tree)
+        ours = functools.partial(jcoll.sync_gradients, axis_name="data", bucket_bytes=300)
+        lax = functools.partial(jax.lax.pmean, axis_name="data")
+        grads = [jax.grad(functools.partial(penalty, f))(tree) for f in (ours, lax)]
+        return jax.tree.map(lambda g: g[None], grads)
+
+    got, want = run(both, gradients(), out_specs=P("data"), check_vma=check_vma)
+    assert_same(got, want, rtol=1e-5)
+
+
+@CHECK_VMA
+def test_under_vmap_inside_shard_map(check_vma):
+    def both(x):
+        tree = {"a": x, "b": jnp.stack([x, x * 2])[0]}
+        sync = jax.vmap(lambda t: jcoll.sync_gradients(t, "data"), in_axes=1)
+        return sync(tree), jax.vmap(lambda t: jax.lax.pmean(t, "data"), in_axes=1)(tree)
+
+    assert_same(*run(both, jnp.arange(24.0).reshape(8, 3), check_vma=check_vma))
+
+
+def test_over_the_axis_of_vmap():
+    tree = {"a": jnp.arange(8.0), "b": jnp.arange(16.0).reshape(8, 2)}
+    got = jax.vmap(lambda t: jcoll.sync_gradients(t, "i"), axis_name="i")(tree)
+    assert_same(got, jax.vmap(lambda t: jax.lax.pmean(t, "i"), axis_name="i")(tree))
+
+
+@CHECK_VMA
+def test_in_scan(check_vma):
+    def fn(x):
+        def body(carry, _):
+            local = jax.lax.pcast(carry, "data", to="varying") if check_vma else carry
+            grads = {"a": local * x.sum(), "b": x}
+            synced = jcoll.sync_gradients(grads, "data")
+            return carry + synced["a"] * 0.1, synced["b"]
+
+        return jax.lax.scan(body, jnp.float32(1), length=5)
+
+    carry, _ = run(fn, jnp.arange(8.0), check_vma=check_vma)
+    np.testing.assert_allclose(carry, 1.35**5, rtol=1e-5)
+
+
+def test_sharded_leaves_outside_the_manual_axes_are_not_joined():
+    """data manual, model automatic: joining leaves would gather them over model."""
+    auto = jax.sharding.AxisType.Auto
+    mesh = mesh_of(4, 2, axis_types=(auto, auto))
+
+    def fn(x):
+        return jcoll.sync_gradients({"a": x, "b": x * 2}, "data")
+
+    x = jax.device_put(jnp.arange(16.0).reshape(8, 2), NamedSharding(mesh, P("data", "model")))
+    sharded, _ = program(fn, [x], mesh=mesh, axis_names={"data"})
+    assert "concatenate" not in str(jax.make_jaxpr(sharded)(x))
+    got = jax.jit(sharded)(x)
+    np.testing.assert_allclose(got["a"], np.arange(16.0).reshape(4, 2, 2).mean(0))
+
+
+def test_order_of_insertion_does_not_matter():
+    """Two processes that filled an OrderedDict in different orders send the same buckets."""
+    leaves = {f"p{i}": jnp.full((8, i + 1), float(i)) for i in range(8)}
+    forward = collections.OrderedDict(sorted(leaves.items()))
+    backward = collections.OrderedDict(sorted(leaves.items(), reverse=True))
+    sync = functools.partial(jcoll.sync_gradients, axis_name="data", bucket_bytes=64)
+    shapes = []
+    for tree in (forward, backward):
+        text = jaxpr_text(lambda tree: sync(local(tree)), tree)
+        shapes.append(re.findall(r"f32\[\d+\].*concatenate", text))
+        assert_same(run(lambda tree: sync(local(tree)), tree), local(tree))
+    assert len(shapes[0]) > 1 and shapes[0] == shapes[1]
+
+
+def test_numbers_in_paths_sort_as_numbers():
+    tree = [jnp.full((8, i + 1), float(i)) for i in range(12)]
+    got = run(lambda t: jcoll.sync_gradients(local(t), "data", bucket_bytes=32), tree)
+    for i, leaf in enumerate(got):
+        np.testing.assert_array_equal(leaf, np.full(i + 1, float(i)))
+
+
+# The plan, without JAX.
+
+
+@pytest.mark.parametrize(
+    ("leaves", "bucket_bytes", "want"),
+    [
+        ([], 10, []),
+        ([("f", 4)], 10, [[0]]),
+        ([("f", 4), ("f", 6), ("f", 1)], 10, [[0, 1], [2]]),
+        ([("f", 4), ("h", 4), ("f", 4), ("h", 4)], 10, [[0, 2], [1, 3]]),
+        ([("f", 4), ("f", 11), ("f", 4)], 10, [[0, 2], [1]]),
+        ([("f", 10), ("f", 10)], 10, [[0], [1]]),
+        ([("f", 0), ("f", 10), ("f", 0)], 10, [[0, 1, 2]]),
+        ([("f", 4), ("f", 4)], 1, [[0], [1]]),
+    ],
+)
+def test_plan_buckets(leaves, bucket_bytes, want):
+    assert plan_buckets(leaves, bucket_bytes) == want
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_plan_buckets_invariants(seed):
+    rng = np.random.default_rng(seed)
+    leaves = [(str(rng.integers(3)), int(rng.integers(0, 30))) for _ in range(50)]
+    limit = int(rng.integers(1, 40))
+    buckets = plan_buckets(leaves, limit)
+    assert sorted(i for bucket in buckets for i in bucket) == list(range(50))
+    for kind in "012":
+        sizes = [sum(leaves[i][1] for i in b) for b in buckets if leaves[b[0]][0] == kind]
+        total = sum(nbytes for k, nbytes in leaves if k == kind)
+        large = sum(1 for k, nbytes in leaves if k == kind and nbytes > limit)
+        assert len(sizes) - large <= max(1, 2 * -(-total // limit))
+    for bucket in buckets:
+        assert len({leaves[i][0] for i in bucket}) == 1
+        assert bucket == sorted(bucket)
+        assert len(bucket) == 1 or sum(leaves[i][1] for i in bucket) <= limit
+
+
+# Bad input.
+
+
+def call(tree, **kwargs):
+    return run(lambda x: jcoll.sync_gradients(tree(x), "data", **kwargs), jnp.arange(8.0))
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "error", "match"),
+    [
+        ({"op": "max"}, ValueError, "op='max'.*'mean', 'sum'.*jcoll.all_reduce"),
+        ({"bucket_bytes": 0}, ValueError, "bucket_bytes=0.*at least 1.*bucket_bytes=1"),
+        ({"bucket_bytes": -5}, ValueError, "bucket_bytes=-5"),
+        ({"bucket_bytes": 1e6}, TypeError, "bucket_bytes=1000000.0.*float.*int"),
+        ({"bucket_bytes": True}, TypeError, "bucket_bytes=True.*bool"),
+    ],
+)
+def test_bad_arguments(kwargs, error, match):
+    with pytest.raises(error, match=match):
+        call(lambda x: x, **kwargs)
+
+
+def test_mean_of_integers_names_the_leaf():
+    with pytest.raises(TypeError, match=r"grads\['a'\]\[0\] has dtype int32.*op='sum'"):
+        call(lambda x: {"a": [x.astype(jnp.int32)]})
+
+
+def test_leaf_that_is_no_array():
+    with pytest.raises(TypeError, match=r"grads\['name'\] is a str.*None"):
+        call(lambda x: {"x": x, "name": "adam"})
+
+
+def test_unknown_axis():
+    with pytest.raises((ValueError, NameError), match="nope"):
+        run(lambda x: jcoll.sync_gradients(x, "nope"), jnp.arange(8.0))
+
+
+def test_gradient_that_jax_has_summed_already_is_refused():
+    def fn(w, x):
+        grads = jax.grad(lambda w: jnp.mean(w["w"] * x))({"w": w})
+        return jcoll.sync_gradients(grads, "data")
+
+    with pytest.raises(ValueError, match=r"(?s)grads\['w'\].*float32.*'data'.*pcast.*check_vma"):
+        run(fn, jnp.float32(2), jnp.arange(8.0), in_specs=(P(), P("data")))
