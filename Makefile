@@ -3,6 +3,7 @@
 
 PYTHON ?=
 VENV ?= .venv
+DIST ?= dist
 JOBS ?= 2
 PYTEST_ARGS ?=
 
@@ -47,8 +48,8 @@ format: $(VENV)/.deps-dev ## Rewrite the sources in the project's style
 	$(bin)/ruff format .
 	$(bin)/clang-format -i $(cxx_files)
 
-wheel: $(VENV)/.deps-build ## Build a wheel into dist/
-	$(py) scripts/env.py wheel dist
+wheel: $(VENV)/.deps-build ## Build a wheel into $(DIST)
+	$(py) scripts/env.py wheel $(DIST)
 
 bench: $(VENV)/.installed ## Time every collective beside lax's, on 8 virtual devices
 	$(py) -m jcoll bench all --devices 8
