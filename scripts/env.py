@@ -13,6 +13,7 @@ compiled module), and only a change of native code needs a new build.
 """
 
 import importlib.metadata
+import os
 import subprocess
 import sys
 import tempfile
@@ -106,6 +107,8 @@ def ffi_include() -> Path:
 def build_options() -> list[str]:
     """pip's arguments for a build in this environment."""
     options = ["--no-build-isolation", "--no-deps"]
+    if os.environ.get("CI"):
+        options += ["-C", "cmake.define.JCOLL_WERROR=ON"]
     if installed_jaxlib() == ffi_jaxlib():
         return options
     return [*options, "-C", f"cmake.define.JCOLL_FFI_INCLUDE_DIR={ffi_include()}"]
