@@ -25,17 +25,19 @@ help: ## Show this list
 demo: $(VENV)/.installed $(VENV)/.deps-examples ## Train the example model through jcoll, then its lax twin
 	$(py) examples/demo.py
 
-test: $(VENV)/.installed $(VENV)/.deps-test native-test ## Run the Python and the native tests
+test: $(VENV)/.deps-test native-test ## Run the Python and the native tests
 	$(bin)/pytest tests $(PYTEST_ARGS)
 
 build: $(VENV)/.installed ## Build jcoll and install it, editable, into $(VENV)
 
-native-test: $(VENV)/.deps-build ## Build and run the native tests
-	$(call ctest,build/native,)
+native-test: $(VENV)/.installed ## Build and run the native tests
+	$(call ctest,$(shell $(py) -c 'import sys; print("build/" + sys.implementation.cache_tag)'))
 
 sanitize: $(VENV)/.deps-build ## Run the native tests under ASan+UBSan, then under TSan
-	$(call ctest,build/asan,address$(comma)undefined)
-	$(call ctest,build/tsan,thread)
+	$(call configure,build/asan,address$(comma)undefined)
+	$(call ctest,build/asan)
+	$(call configure,build/tsan,thread)
+	$(call ctest,build/tsan)
 
 lint: $(VENV)/.deps-dev $(VENV)/.deps-runtime ## Check style and types, changing nothing
 	$(bin)/ruff check .
@@ -60,11 +62,15 @@ clean: ## Remove what was built (not $(VENV))
 comma := ,
 cxx_files = $(shell find csrc cuda tests/native \( -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) 2>/dev/null)
 
-# $(call ctest,build folder,sanitizers): configures, builds and runs the native tests.
+# $(call configure,build folder,sanitizers): a build of the native tests alone, without Python.
+define configure
+@$(bin)/cmake -S . -B $(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(bin))/ninja --log-level=WARNING \
+  -DCMAKE_BUILD_TYPE=RelWithDebInfo -DJCOLL_TESTS=ON -DJCOLL_WERROR=$(if $(CI),ON,OFF) -DJCOLL_SANITIZE=$(2)
+endef
+
+# $(call ctest,build folder): builds what changed, then runs the tests.
 define ctest
-$(bin)/cmake -S . -B $(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(bin))/ninja \
-  -DJCOLL_TESTS=ON -DJCOLL_WERROR=$(if $(CI),ON,OFF) -DJCOLL_SANITIZE=$(2) --log-level=WARNING
-$(bin)/cmake --build $(1) -- --quiet
+$(bin)/cmake --build $(1) --target native_tests
 $(bin)/ctest --test-dir $(1) --output-on-failure
 endef
 

@@ -1,4 +1,4 @@
-"""Checks an installed jcoll the way a user meets it: `python check_install.py`, outside the checkout.
+"""Checks an installed jcoll as a user meets it: `python check_install.py`, outside the checkout.
 
 An all_reduce on 8 virtual CPU devices must give the right numbers through the native algorithm, and
 the command must answer.

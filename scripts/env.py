@@ -120,7 +120,9 @@ def main(argv: list[str]) -> None:
         case ["deps", *groups] if groups:
             install_dependencies(groups)
         case ["install"]:
-            pip("install", *build_options(), "-e", ".", doing="building and installing jcoll")
+            # Configures the native tests too, for `make native-test` to build on the same objects.
+            options = [*build_options(), "-C", "cmake.define.JCOLL_TESTS=ON"]
+            pip("install", *options, "-e", ".", doing="building and installing jcoll")
         case ["wheel", folder]:
             pip("wheel", *build_options(), "-w", folder, ".", doing=f"building a wheel: {folder}/")
         case _:

@@ -2,8 +2,9 @@
 //
 //   TEST(SumOfTwo) { EXPECT_EQ(1 + 1, 2); }
 //
-// Each *_test.cc is one program (this header brings its main); an argument runs only the cases whose
-// name contains it. A failed EXPECT is printed and counted, and the case goes on; any thread may call it.
+// Each *_test.cc is one program (this header brings its main); an argument runs only the cases
+// whose name contains it. A failed EXPECT is printed and counted, and the case goes on; any thread
+// may call it.
 #ifndef JCOLL_TESTS_NATIVE_CHECK_H_
 #define JCOLL_TESTS_NATIVE_CHECK_H_
 
