@@ -1,0 +1,59 @@
+"""What machine and which versions a measurement comes from; also `python -m jcoll info`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+
+_PACKAGES = ("jcoll", "jax", "jaxlib", "numpy")
+
+
+def num_cores() -> int:
+    """Cores this process may use, which in a container are fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def line() -> str:
+    """One line for the head of a table."""
+    parts = [cpu_model(), f"{num_cores()} cores", *(f"{k} {v}" for k, v in versions().items())]
+    return ", ".join(parts)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Print what jcoll runs on: machine, versions, devices, environment."
+
+
+def run(args: argparse.Namespace) -> int:
+    import jax  # here, not above: nothing else in this file needs to start it
+
+    facts = {"machine": cpu_model(), "cores": str(num_cores()), **versions()}
+    facts["devices"] = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
+    facts |= {k: v for k, v in sorted(os.environ.items()) if k.startswith(("JCOLL_", "XLA_FLAGS"))}
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        print(f"{name:<{width}}  {value}")
+    return 0

@@ -1,0 +1,114 @@
+"""Timing two programs against each other, and the memory-copy limit beside them.
+
+A time alone means little on a shared machine. Calls of the two sides alternate, the order turning
+round each time, so that drift and neighbours hit both alike; a repeat takes the median of its
+calls, and the ratio is formed inside a repeat before the median over repeats is taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from jcoll.bench.facts import num_cores
+
+MIN_CALLS, MAX_CALLS = 3, 2000
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Median seconds a call, over repeats, and the quartiles of the ratio theirs / ours."""
+
+    ours_s: float
+    theirs_s: float
+    ratio: float
+    ratio_low: float
+    ratio_high: float
+    calls: int  # per side and repeat
+
+
+def compare(
+    ours: Callable[[], object],
+    theirs: Callable[[], object],
+    *,
+    warmup: int,
+    calls: int | None,
+    repeats: int,
+    seconds: float,
+) -> Timing:
+    """Time both; `calls` a side and repeat, or (None) as many as fill `seconds` in all."""
+    for _ in range(warmup):
+        ours()
+        theirs()
+    with _no_collection():
+        if calls is None:
+            round_s = _timed(ours) + _timed(theirs)
+            calls = int(min(max(seconds / repeats / round_s, MIN_CALLS), MAX_CALLS))
+        pairs = [_repeat(ours, theirs, calls) for _ in range(repeats)]
+    low, ratio, high = _quartiles([b / a for a, b in pairs])
+    ours_s, theirs_s = (statistics.median(side) for side in zip(*pairs, strict=True))
+    return Timing(ours_s, theirs_s, ratio, low, high, calls)
+
+
+def _repeat(
+    ours: Callable[[], object], theirs: Callable[[], object], calls: int
+) -> tuple[float, float]:
+    """Median seconds of each side over `calls` alternating calls."""
+    first, second = [], []
+    for index in range(calls):
+        if index % 2:
+            second.append(_timed(theirs))
+            first.append(_timed(ours))
+        else:
+            first.append(_timed(ours))
+            second.append(_timed(theirs))
+    return statistics.median(first), statistics.median(second)
+
+
+def _timed(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    result = call()
+    elapsed = time.perf_counter() - start
+    del result  # giving large buffers back to the kernel takes time: after the clock has stopped
+    return elapsed
+
+
+def _quartiles(samples: list[float]) -> tuple[float, float, float]:
+    if len(samples) == 1:
+        return samples[0], samples[0], samples[0]
+    low, middle, high = statistics.quantiles(samples, n=4, method="inclusive")
+    return low, middle, high
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """No cyclic collection inside a timing: a pause would land on one side only."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def copy_seconds(nbytes: int, *, repeats: int = 7) -> float:
+    """Seconds of a plain copy of `nbytes` between two warm buffers: the better of one thread and
+    one thread a core."""
+    src, dst = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
+    cores = num_cores()
+    parts = list(zip(np.array_split(dst, cores), np.array_split(src, cores), strict=True))
+    with ThreadPoolExecutor(cores) as pool:
+        ways = (
+            lambda: np.copyto(dst, src),
+            lambda: list(pool.map(lambda part: np.copyto(*part), parts)),
+        )
+        return min(statistics.median(_timed(way) for _ in range(repeats)) for way in ways)

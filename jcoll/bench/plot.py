@@ -1,0 +1,49 @@
+"""Time against size, both axes logarithmic: one panel per op and device count."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+from jcoll.bench.rows import Row
+
+_STYLES = {"jcoll_us": ("jcoll", "o-"), "lax_us": ("lax", "s--"), "copy_us": ("copy", "k:")}
+
+
+def draw(rows: list[Row], path: Path) -> None:
+    """Write a figure of all measured rows to `path`; the suffix says which format."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    measured = [row for row in rows if row.error is None]
+    ops = list(dict.fromkeys(row.op for row in measured))
+    counts = sorted({row.devices for row in measured})
+    shape = (max(len(ops), 1), max(len(counts), 1))
+    figure, axes = pyplot.subplots(
+        *shape, figsize=(4.6 * shape[1], 3.4 * shape[0]), squeeze=False, layout="constrained"
+    )
+    for (down, op), (across, count) in itertools.product(enumerate(ops), enumerate(counts)):
+        chosen = [row for row in measured if (row.op, row.devices) == (op, count)]
+        _panel(axes[down][across], f"{op}, {count} devices", chosen)
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+
+
+def _panel(axes: Any, title: str, rows: list[Row]) -> None:
+    keys = list(dict.fromkeys((row.dtype, row.malloc) for row in rows))
+    for dtype, malloc in keys:
+        chosen = [row for row in rows if (row.dtype, row.malloc) == (dtype, malloc)]
+        for field, (name, style) in _STYLES.items():
+            points = [(row.size, getattr(row, field)) for row in chosen]
+            points = [point for point in points if point[1] is not None]
+            if points:
+                label = f"{name} {dtype} {malloc}" if len(keys) > 1 else f"{name} {dtype}"
+                axes.plot(*zip(*points, strict=True), style, label=label, markersize=3)
+    axes.set(title=title, xlabel="size (bytes)", ylabel="µs per collective", xscale="log")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend(fontsize="x-small")

@@ -1,0 +1,36 @@
+"""Sizes as people write them: `1K`, `16M`, `1G` (powers of 1024), and sweeps over them."""
+
+from __future__ import annotations
+
+import re
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_PATTERN = re.compile(r"(\d+)([KMG]?)(?:I?B)?", re.IGNORECASE)
+
+
+def parse_size(text: str) -> int:
+    """Bytes named by `text`: a whole number, optionally followed by K, M or G (and B or iB)."""
+    match = _PATTERN.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(
+            f"{text!r} is not a size; a whole number with an optional K, M or G is needed "
+            "(powers of 1024): write 512, 16K or 4M"
+        )
+    return int(match[1]) * _UNITS[match[2].upper()]
+
+
+def format_size(nbytes: int) -> str:
+    """The shortest exact spelling: 1048576 -> '1M', 1020 -> '1020'."""
+    for unit in ("G", "M", "K"):
+        if nbytes and nbytes % _UNITS[unit] == 0:
+            return f"{nbytes // _UNITS[unit]}{unit}"
+    return str(nbytes)
+
+
+def sweep(begin: int, end: int, *, factor: int = 2, step: int = 0) -> list[int]:
+    """Sizes from `begin` to at most `end`: adding `step` where it is given, else times `factor`."""
+    sizes, size = [], begin
+    while size <= end:
+        sizes.append(size)
+        size = size + step if step else size * factor
+    return sizes

@@ -1,0 +1,59 @@
+"""The command line: `python -m jcoll COMMAND`.
+
+A command is a module with `configure(parser)` and `run(args) -> exit status`, and one line in
+`COMMANDS`. Only the module of the command that is called gets imported. `args.fail(text)` ends
+the program with status 2, as flags that do not parse do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+PROGRAM = "python -m jcoll"
+
+
+@dataclass(frozen=True)
+class Command:
+    name: str
+    module: str
+    summary: str
+
+
+COMMANDS = (
+    Command("bench", "jcoll.bench.command", "measure collectives against jax.lax"),
+    Command("info", "jcoll.bench.facts", "print machine, versions and devices"),
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse's errors without the page of usage in front of them."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n  See: {self.prog} --help\n")
+
+
+def _parser(chosen: str | None) -> argparse.ArgumentParser:
+    """All commands by name; only the chosen one's flags, which need its module."""
+    parser = _Parser(prog=PROGRAM, description="Collectives for JAX: tools.")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        sub = commands.add_parser(command.name, help=command.summary)
+        if command.name == chosen:
+            module = importlib.import_module(command.module)
+            module.configure(sub)
+            sub.set_defaults(run=module.run, fail=sub.error)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The program; returns its exit status. A bad command line raises SystemExit(2)."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    args, unknown = _parser(argv[0] if argv else None).parse_known_args(argv)
+    if unknown:
+        args.fail(f"unknown: {' '.join(unknown)}; only the flags of the help are: leave it out")
+    return args.run(args)

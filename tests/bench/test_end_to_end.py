@@ -1,0 +1,77 @@
+"""Real, small runs of `python -m jcoll bench` in a process of its own."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from jcoll.bench import catalog
+
+KEYS = {"op", "devices", "dtype", "size", "mode", "jcoll_us", "lax_us", "ratio", "algbw", "busbw"}
+QUICK = ["-n", "2", "-w", "1", "--repeats", "1"]
+
+
+def bench(tmp_path, *argv: str) -> tuple[list[dict], str]:
+    """The rows and the printed table of a run that must succeed."""
+    path = tmp_path / "rows.json"
+    command = [sys.executable, "-m", "jcoll", "bench", *argv, *QUICK, "--json", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(path.read_text()), done.stdout
+
+
+def check(row: dict) -> None:
+    assert row.keys() >= KEYS | {"wrong"}
+    assert row["error"] is None
+    assert (row["wrong"], row["lax_wrong"]) == (0, 0)
+    assert row["jcoll_us"] > 0
+    assert row["lax_us"] > 0
+    assert row["ratio"] == pytest.approx(row["lax_us"] / row["jcoll_us"]), "of the one repeat"
+    assert row["algbw"] == pytest.approx(row["size"] / row["jcoll_us"] / 1e3)
+    factor = catalog.bus_factor(row["op"], row["devices"])
+    assert row["busbw"] == pytest.approx(row["algbw"] * factor)
+
+
+def test_all_reduce_on_two_devices(tmp_path):
+    found, table = bench(
+        tmp_path, "all_reduce", "-b", "1K", "-e", "4K", "-f", "4", "--devices", "2", "--copy"
+    )
+    for row in found:
+        check(row)
+    assert [(row["size"], row["devices"]) for row in found] == [(1024, 2), (4096, 2)]
+    assert all(row["carried_by"] == "jcoll" and row["copy_us"] > 0 for row in found)
+    assert "peer lax.psum" in table
+    assert "2 rows, 0 errors, 0 with wrong elements" in table
+
+
+def test_every_op_on_three_devices(tmp_path):
+    found, _ = bench(tmp_path, *catalog.CATALOG, "-b", "999", "-e", "999", "--devices", "3")
+    for row in found:
+        check(row)
+    assert [row["op"] for row in found] == list(catalog.CATALOG)
+
+
+@pytest.mark.parametrize("form", ["chain", "loop"])
+def test_repeated_collectives(tmp_path, form):
+    ops = [op for op, entry in catalog.CATALOG.items() if entry.repeats]
+    found, _ = bench(
+        tmp_path, *ops, f"--{form}", "5", "-b", "1K", "-e", "1K", "--devices", "2,3", "-d",
+        "float32,int8", "--malloc", "reuse",
+    )  # fmt: skip
+    for row in found:
+        check(row)
+        assert row["mode"] == f"{form}5"
+    assert len(found) == len(ops) * 2 * 2
+
+
+@pytest.mark.parametrize("redop", catalog.REDUCE_OPS)
+def test_reduce_ops(tmp_path, redop):
+    dtype = "uint8" if redop in ("and", "or") else "bfloat16"
+    found, _ = bench(
+        tmp_path, "all_reduce", "reduce_scatter", "-o", redop, "-d", dtype, "-b", "1K", "-e", "1K",
+        "--devices", "2",
+    )  # fmt: skip
+    for row in found:
+        check(row)
+        assert row["redop"] == redop
