@@ -1,0 +1,64 @@
+// What Python sees of the native library: jcoll._native.
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "executor.h"
+#include "ffi.h"
+#include "metrics.h"
+#include "reduce.h"
+#include "site.h"
+
+namespace py = pybind11;
+
+namespace {
+
+// {target name: {stage: capsule}}, as jax.ffi.register_ffi_target takes it.
+py::dict Targets() {
+  py::dict targets;
+  for (const jcoll::FfiTarget& target : jcoll::FfiTargets()) {
+    py::dict stages;
+    stages["instantiate"] = py::capsule(target.instantiate);
+    stages["execute"] = py::capsule(target.execute);
+    targets[py::str(target.name)] = stages;
+  }
+  return targets;
+}
+
+py::list Metrics() {
+  py::list rows;
+  for (const auto& m : jcoll::AllMetrics()) {
+    const int64_t calls = m->calls.load();
+    py::dict row;
+    row["op"] = m->op;
+    row["algorithm"] = m->algorithm;
+    row["axis"] = m->axis;
+    row["dtype"] = m->dtype;
+    row["num_ranks"] = m->num_ranks;
+    row["nbytes"] = m->nbytes;
+    row["call_site"] = m->call_site;
+    row["calls"] = calls;
+    row["bytes"] = calls * m->nbytes;
+    row["skew_s"] = static_cast<double>(m->skew_ns.load()) * 1e-9;
+    row["exec_s"] = static_cast<double>(m->exec_ns.load()) * 1e-9;
+    row["errors"] = m->errors.load();
+    rows.append(row);
+  }
+  return rows;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_native, m) {
+  m.doc() = "The native CPU runtime of jcoll.";
+  m.def("targets", &Targets);
+  m.def("metrics", &Metrics);
+  m.def("reset_metrics", &jcoll::ResetMetrics);
+  m.def("set_default_timeout", &jcoll::SetDefaultTimeout, py::arg("seconds"));
+  m.def("set_num_threads", &jcoll::Executor::SetNumThreads, py::arg("num_threads"));
+  m.def("num_threads", &jcoll::Executor::NumThreads);
+  m.def("num_workers_alive", [] { return jcoll::Executor::Get().num_alive(); });
+  m.def("num_stalls", [] { return jcoll::Executor::Get().num_stalls(); });
+  m.def("isa", &jcoll::IsaName);
+  m.def("set_isa", &jcoll::SetIsa, py::arg("name"));
+}

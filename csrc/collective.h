@@ -1,0 +1,97 @@
+// One collective of one group in one run: who has arrived, the data movement, the completions.
+//
+// Life: opened by the first rank's Add; when the last rank has been added, Start moves the data
+// (on the calling thread, with helpers if it is large) and then queues one completion per rank. No
+// thread ever waits for a rank.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "description.h"
+#include "executor.h"
+#include "failure.h"
+#include "metrics.h"
+#include "moves.h"
+
+namespace jcoll {
+
+// Tells one rank that its outputs are ready (null), or why they never will be. May block or run
+// long: see executor.h.
+using Completion = std::function<void(const Failure*)>;
+
+// What a site has learned about its continuations; steers Executor::Wake. Shared by all collectives
+// of a site and alive as long as any of them.
+class SitePolicy {
+ public:
+  // How to queue the completions of one collective.
+  Executor::Wake NextWake();
+  // A completion ran for `ns`; `stalled` if the queue stood still meanwhile.
+  void Observe(int64_t ns, bool stalled);
+
+ private:
+  std::atomic<int64_t> continuation_ns_{0};  // Moving average.
+  std::atomic<int> stall_credit_{0};         // Collectives that will still wake everybody.
+};
+
+class Collective : public Runnable, public std::enable_shared_from_this<Collective> {
+ public:
+  using Clock = Executor::Clock;
+
+  Collective(std::shared_ptr<const Description> description, std::shared_ptr<SiteMetrics> metrics,
+             std::shared_ptr<SitePolicy> policy, int group, double timeout_s);
+
+  // These are called under the site's mutex.
+  bool HasRank(int rank) const { return arrived_[rank]; }
+  void Add(int rank, const RankBuffers& buffers, Completion completion);
+  bool AllArrived() const { return num_arrived_ == static_cast<int>(arrived_.size()); }
+  bool IsExpired(Clock::time_point now) const { return !failure_ && now >= deadline_; }
+  // Marks as failed and returns the completions of those who have arrived, to be pushed. The
+  // collective stays known to the site, so that late ranks get the error too.
+  std::vector<Task> Expire();
+  bool failed() const { return failure_.has_value(); }
+  int group() const { return group_; }
+
+  // All ranks are there: does the work and completes. Called once, without locks.
+  void Start();
+
+  // Runnable: index >= 0 completes that rank; kHelp takes pieces until none is left.
+  static constexpr int kHelp = -1;
+  void Run(int index) override;
+
+ private:
+  void MoveInline();
+  void TakePieces();
+  void Finish();
+  void CompleteRank(int rank);
+  std::string TimeoutMessage() const;
+
+  const std::shared_ptr<const Description> d_;
+  const std::shared_ptr<SiteMetrics> metrics_;
+  const std::shared_ptr<SitePolicy> policy_;
+  const int group_;
+  const double timeout_s_;
+  const Clock::time_point opened_;
+  const Clock::time_point deadline_;
+
+  std::vector<RankBuffers> buffers_;
+  std::vector<Completion> completions_;
+  std::vector<char> arrived_;
+  int num_arrived_ = 0;
+  Clock::time_point last_arrival_;
+  std::optional<Failure> failure_;
+
+  MoveList moves_;
+  ReduceFn reduce_ = nullptr;
+  int64_t element_nbytes_ = 1;
+  bool stream_ = false;
+  std::vector<MoveList::Piece> pieces_;
+  std::atomic<int> next_piece_{0};
+  std::atomic<int> pieces_left_{0};
+};
+
+}  // namespace jcoll

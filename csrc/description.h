@@ -1,0 +1,79 @@
+// What one collective instruction of a compiled program is: fixed at compile time, the same on all
+// ranks. Filled from the attributes of the custom call (ffi.cc).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dtype.h"
+#include "failure.h"
+#include "moves.h"
+#include "reduce.h"
+
+namespace jcoll {
+
+// How the outputs follow from the inputs.
+enum class Motion {
+  kBlocks,        // Dense: Description::source_map says where each output block comes from.
+  kRagged,        // lax.ragged_all_to_all: rows, offsets and sizes brought by every rank.
+  kVariable,      // all_to_all_v: rows packed by destination, only the counts are brought.
+  kVariableBack,  // The transpose of kVariable: rows travel back to where they came from.
+};
+
+struct Description {
+  // For people: in errors, metrics and traces.
+  std::string op, axis, algorithm, call_site, signature, dtype_name;
+  double timeout_s = 0;  // <= 0: the process-wide default.
+  int64_t nbytes = 0;    // One rank's size S as nccl-tests counts it.
+
+  // Who. A rank's position on the collective's axes is 0..axis_size-1; axis_index_groups splits
+  // these positions into groups (empty: one group of all, rank = position).
+  int axis_size = 1;
+  std::vector<int64_t> group_of, rank_of;
+
+  Motion motion = Motion::kBlocks;
+  DType dtype = DType::kU8;
+  ReduceOp reduce_op = ReduceOp::kSum;
+
+  // kBlocks. Every rank brings in_blocks and receives out_blocks blocks of block_nbytes each.
+  // source_map[rank * out_blocks + b] tells what block b of `rank` becomes:
+  //   v >= 0   a copy of block v % in_blocks of rank v / in_blocks
+  //   v == -1  zeros
+  //   v <= -2  the reduction over all ranks of their block -2 - v
+  int in_blocks = 1, out_blocks = 1;
+  int64_t block_nbytes = 0;
+  std::vector<int64_t> source_map;
+
+  // kRagged, kVariable, kVariableBack: rows of row_nbytes; counts and offsets of index_nbytes each.
+  int64_t row_nbytes = 0, in_rows = 0, out_rows = 0;
+  int index_nbytes = 4;
+  int num_updates = 1;         // kRagged: updates per pair of ranks.
+  bool drop_overflow = false;  // kVariable: rows beyond out_rows are dropped and counted.
+
+  int64_t output_nbytes() const {
+    return motion == Motion::kBlocks ? out_blocks * block_nbytes : out_rows * row_nbytes;
+  }
+  int num_groups() const;
+  int group_size(int group) const;
+
+  // Where and what, the first part of every error:
+  // "jcoll.all_reduce over axis 'x' (float32[8], direct) called at train.py:42".
+  std::string Where() const;
+
+  // Fails if the attributes do not fit together (a damaged or foreign program).
+  std::optional<Failure> Validate() const;
+};
+
+// Fills `moves` for a group of `ranks`. Fails if the ranks' metadata do not fit together.
+std::optional<Failure> BuildMoves(const Description& d, const std::vector<RankBuffers>& ranks,
+                                  MoveList* moves);
+
+// The ragged half of BuildMoves (ragged.cc).
+std::optional<Failure> BuildRaggedMoves(const Description& d, const std::vector<RankBuffers>& ranks,
+                                        MoveList* moves);
+std::optional<Failure> BuildVariableMoves(const Description& d,
+                                          const std::vector<RankBuffers>& ranks, MoveList* moves);
+
+}  // namespace jcoll

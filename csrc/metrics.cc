@@ -1,0 +1,57 @@
+#include "metrics.h"
+
+#include <map>
+#include <mutex>
+
+#include "description.h"
+
+namespace jcoll {
+namespace {
+
+struct Table {
+  std::mutex mu;
+  std::map<std::string, std::shared_ptr<SiteMetrics>> rows;
+};
+
+Table& GetTable() {
+  static Table* table = new Table();  // Leaked: used by threads that outlive static destructors.
+  return *table;
+}
+
+}  // namespace
+
+void SiteMetrics::Reset() {
+  for (auto* counter : {&calls, &errors, &skew_ns, &exec_ns}) counter->store(0);
+}
+
+std::shared_ptr<SiteMetrics> MetricsFor(const Description& d) {
+  const std::string key = d.Where() + "|" + std::to_string(d.group_size(0));
+  Table& table = GetTable();
+  std::lock_guard<std::mutex> lock(table.mu);
+  std::shared_ptr<SiteMetrics>& row = table.rows[key];
+  if (row == nullptr) {
+    row = std::make_shared<SiteMetrics>();
+    row->op = d.op;
+    row->algorithm = d.algorithm;
+    row->axis = d.axis;
+    row->dtype = d.dtype_name;
+    row->call_site = d.call_site;
+    row->num_ranks = d.group_size(0);
+    row->nbytes = d.nbytes;
+  }
+  return row;
+}
+
+std::vector<std::shared_ptr<SiteMetrics>> AllMetrics() {
+  Table& table = GetTable();
+  std::lock_guard<std::mutex> lock(table.mu);
+  std::vector<std::shared_ptr<SiteMetrics>> rows;
+  for (const auto& [key, row] : table.rows) rows.push_back(row);
+  return rows;
+}
+
+void ResetMetrics() {
+  for (const auto& row : AllMetrics()) row->Reset();
+}
+
+}  // namespace jcoll

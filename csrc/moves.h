@@ -1,0 +1,64 @@
+// Moves: what a "direct" collective does with memory, as a flat list.
+//
+// A move reads n source ranges and writes m destination ranges, all of the same length: a reduction
+// (n sources), a copy (one source) or zeros (none). The moves of one collective write disjoint
+// ranges, so that they can be cut into pieces and run on any thread in any order.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "dtype.h"
+#include "failure.h"
+#include "reduce.h"
+
+namespace jcoll {
+
+// The buffers that one rank brings. Metadata operands (offsets, counts) are inputs too.
+struct RankBuffers {
+  static constexpr int kMaxInputs = 6;
+  static constexpr int kMaxOutputs = 3;
+  const void* inputs[kMaxInputs] = {};
+  void* outputs[kMaxOutputs] = {};
+};
+
+class MoveList {
+ public:
+  struct Move {
+    int first_src, num_srcs;
+    int first_dst, num_dsts;
+    int64_t nbytes;  // Of each source and destination.
+  };
+  // A piece of a move: bytes [begin, end) of each of its ranges.
+  struct Piece {
+    int move;
+    int64_t begin, end;
+  };
+
+  void Clear();
+  // Between Begin and the next Begin, AddSource and AddDestination add to the same move.
+  void Begin(int64_t nbytes);
+  void AddSource(const void* p);
+  void AddDestination(void* p);
+  void AddCopy(const void* src, void* dst, int64_t nbytes);
+  void AddZero(void* dst, int64_t nbytes);
+
+  // Bytes read plus bytes written by all moves.
+  int64_t traffic_nbytes() const;
+  int64_t written_nbytes() const;
+  // Cuts the moves so that a piece causes about `piece_traffic_nbytes` of traffic.
+  std::vector<Piece> Cut(int64_t piece_traffic_nbytes) const;
+  Piece Whole(int move) const { return {move, 0, moves_[move].nbytes}; }
+  int size() const { return static_cast<int>(moves_.size()); }
+
+  // Runs a piece. `reduce` is needed by moves with more than one source.
+  void Run(const Piece& piece, ReduceFn reduce, int64_t element_nbytes, bool stream) const;
+
+ private:
+  std::vector<Move> moves_;
+  std::vector<const void*> srcs_;
+  std::vector<void*> dsts_;
+};
+
+}  // namespace jcoll

@@ -1,0 +1,60 @@
+// A site: one collective instruction of one loaded executable. It matches the ranks of a run.
+//
+// Identity. XLA instantiates the handler once per instruction and loaded executable, so the site
+// object itself stands for "this instruction"; (run id, group) tell launches and groups apart. A
+// rank that comes again while its group's collective is still open (the instruction sits in a
+// function that XLA runs twice at once) opens or joins the next one: the k-th visit of every rank
+// meets the k-th of the others. Matching by arrival order over all sites would be wrong:
+// independent collectives may run in a different order on every device.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "collective.h"
+#include "description.h"
+
+namespace jcoll {
+
+class Site {
+ public:
+  explicit Site(Description description);
+  ~Site();
+  Site(const Site&) = delete;
+  Site& operator=(const Site&) = delete;
+
+  const Description& description() const { return *description_; }
+
+  // A rank has come. `position` is group * axis_size + index on the collective's axes, where group
+  // counts the other axes of the mesh. `completion` is called once, on another thread or on this one
+  // only after the executor has stopped.
+  void Arrive(int64_t run_id, int64_t position, const RankBuffers& buffers, Completion completion);
+
+  // Fails what is over its deadline. Returns true while anything is open.
+  bool ExpireOverdue(Executor::Clock::time_point now);
+
+ private:
+  struct Entry {
+    int64_t run_id;
+    int64_t mesh_group;
+    std::shared_ptr<Collective> collective;
+  };
+
+  std::shared_ptr<Collective> FindOrOpenLocked(int64_t run_id, int64_t mesh_group, int group,
+                                               int rank);
+  void RemoveLocked(const Collective* collective);
+
+  const std::shared_ptr<const Description> description_;
+  const std::shared_ptr<SiteMetrics> metrics_;
+  const std::shared_ptr<SitePolicy> policy_;
+  std::mutex mu_;
+  std::vector<Entry> open_;
+};
+
+// The deadline of calls that do not set one (JCOLL_TIMEOUT).
+void SetDefaultTimeout(double seconds);
+double DefaultTimeout();
+
+}  // namespace jcoll

@@ -1,0 +1,134 @@
+"""All knowledge of JAX versions, and all imports of its private modules. jax 0.10.2 .. 0.12."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+from jax._src import config as _config
+from jax._src import core as _core
+from jax._src.interpreters import ad as _ad
+from jax._src.interpreters import batching as _batching
+from jax._src.interpreters import mlir as _mlir
+from jax._src.lax import parallel as _parallel
+from jax._src.sharding_impls import SPMDAxisContext as _SPMDAxisContext
+
+Primitive = _core.Primitive
+ShapedArray = _core.ShapedArray
+Tracer = _core.Tracer
+Zero = _ad.Zero
+instantiate_zeros = _ad.instantiate_zeros
+is_undefined_primal = _ad.is_undefined_primal
+primitive_jvps = _ad.primitive_jvps
+primitive_transposes = _ad.primitive_transposes
+axis_batchers = _batching.fancy_primitive_batchers
+register_lowering = _mlir.register_lowering
+lower_fun = _mlir.lower_fun
+bdim_at_front = _batching.bdim_at_front
+
+JAX_DIR = os.path.dirname(jax.__file__) + os.sep
+
+LAX_PRIMITIVES = {
+    "psum": _parallel.psum_p,
+    "psum_invariant": _parallel.psum_invariant_p,
+    "pmax": _parallel.pmax_p,
+    "pmin": _parallel.pmin_p,
+    "all_gather": _parallel.all_gather_p,
+    "all_gather_invariant": _parallel.all_gather_invariant_p,
+    "reduce_scatter": _parallel.reduce_scatter_p,
+    "all_to_all": _parallel.all_to_all_p,
+    "ppermute": _parallel.ppermute_p,
+    "ragged_all_to_all": _parallel.ragged_all_to_all_p,
+}
+"""The primitives of `jax.lax`'s collectives, which `jcoll.intercept` gives another lowering."""
+
+
+def axis_exists(name: Hashable) -> bool:
+    """True if `name` is bound by an enclosing shard_map or vmap."""
+    return _core.get_axis_env().axis_exists(name)
+
+
+def axis_size(name: Hashable) -> int:
+    return _core.get_axis_env().axis_size(name)
+
+
+def bound_axes() -> list[Hashable]:
+    return list(_core.get_axis_env().axis_sizes)
+
+
+def mesh_axes_not_manual() -> tuple[Hashable, ...]:
+    """Axes of the current mesh that are not manual here."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return ()
+    return tuple(name for name in mesh.axis_names if name not in mesh.manual_axes)
+
+
+def axis_effects(axes: Sequence[Hashable]) -> set[Any]:
+    return {_core.NamedAxisEffect(axis) for axis in axes}
+
+
+def check_vma() -> bool:
+    """True where types track the mesh axes that a value varies over."""
+    return _config._check_vma.value
+
+
+def varying_axes(aval: Any) -> frozenset:
+    return aval.mat.varying
+
+
+def with_varying(aval: Any, varying: frozenset, shape: Any, dtype: Any, spec: Any) -> Any:
+    """An array type like `aval`, which varies over `varying`, with `spec` on explicit axes."""
+    return aval.update(
+        shape=shape,
+        dtype=dtype,
+        weak_type=False,
+        sharding=aval.sharding.update(spec=spec),
+        manual_axis_type=aval.mat.update(varying=varying),
+    )
+
+
+def result_aval(like: Any, shape: Sequence[int], dtype: Any) -> Any:
+    """A new array type that varies as `like` does; not sharded over explicit axes."""
+    spec = jax.sharding.PartitionSpec(*(None,) * len(shape))
+    return with_varying(like, like.mat.varying, tuple(shape), dtype, spec)
+
+
+def make_varying(x: Any, axes: Sequence[Hashable]) -> Any:
+    """x, typed as varying over `axes` too. The identity where types do not track this."""
+    if not check_vma():
+        return x
+    missing = tuple(a for a in axes if a not in varying_axes(jax.typeof(x)))
+    return _core.pvary(x, missing) if missing else x
+
+
+def untyped_axes() -> Any:
+    """A context in which types do not track varying axes, for code below the typed level."""
+    return _config._check_vma(False)
+
+
+def mesh_of_lowering(ctx: Any) -> tuple[Any, frozenset] | None:
+    """(mesh, its manual axes) of a lowering rule's context; None outside shard_map."""
+    axis_context = ctx.module_context.axis_context
+    if not isinstance(axis_context, _SPMDAxisContext):
+        return None
+    return axis_context.mesh, frozenset(axis_context.manual_axes)
+
+
+def lowering_rules(primitive: Any) -> dict[str | None, Any]:
+    """The lowering rules of a primitive by platform; None is the default rule."""
+    rules = {
+        platform: table[primitive]
+        for platform, table in _mlir._platform_specific_lowerings.items()
+        if primitive in table
+    }
+    if primitive in _mlir._lowerings:
+        rules[None] = _mlir._lowerings[primitive]
+    return rules
+
+
+def rule_function(rule: Any) -> Callable:
+    """The function in a table entry of `lowering_rules`."""
+    return rule.rule

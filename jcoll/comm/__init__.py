@@ -1,0 +1,1 @@
+"""Who takes part: groups of ranks, and the mesh axes that define them."""

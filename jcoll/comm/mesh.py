@@ -1,0 +1,143 @@
+"""Mesh axes: names to sizes, and the calling conventions that all ops share."""
+
+from __future__ import annotations
+
+import operator
+import os
+import sys
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jcoll import _compat, errors
+from jcoll.comm.group import Groups, make_groups
+from jcoll.config import config
+
+AxisName = Hashable | Sequence[Hashable]
+ALGORITHMS = ("auto", "direct", "xla")
+
+_JCOLL_DIR = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+@dataclass(frozen=True)
+class Call:
+    """What every collective's call has: who takes part, how, by when, and where it was written.
+
+    A static parameter of every primitive. `axes` are ordered as given: the rank is the index into
+    them, the last axis varying fastest, as `jax.lax.axis_index(axes)` counts.
+    """
+
+    op: str
+    axes: tuple[Hashable, ...]
+    groups: Groups
+    algorithm: str
+    timeout_s: float
+    call_site: str
+
+    @property
+    def where(self) -> str:
+        return f"{self.op} over axis {self.axis_text}"
+
+    @property
+    def axis_text(self) -> str:
+        return repr(self.axes[0]) if len(self.axes) == 1 else repr(self.axes)
+
+    @property
+    def num_ranks(self) -> int:
+        return self.groups.num_ranks
+
+
+def make_call(
+    op: str,
+    axis_name: AxisName,
+    *,
+    axis_index_groups: Sequence[Sequence[int]] | None = None,
+    algorithm: str = "auto",
+    timeout_s: float | None = None,
+    need_uniform: bool = True,
+) -> Call:
+    """Checks and gathers the arguments that all ops share. Raises errors of the four-part form."""
+    axes = _axes(op, axis_name)
+    where = f"{op} over axis {axis_name!r}"
+    size = 1
+    for axis in axes:
+        size *= _axis_size(op, axis)
+    groups = make_groups(where, size, axis_index_groups, need_uniform=need_uniform)
+    if algorithm not in ALGORITHMS:
+        problem = f"algorithm={algorithm!r} is unknown."
+        raise ValueError(errors.text(where, problem, f"Choose one of {', '.join(ALGORITHMS)}."))
+    if algorithm == "auto":
+        algorithm = config.algorithm
+    if timeout_s is not None and not (isinstance(timeout_s, int | float) and timeout_s > 0):
+        problem = f"timeout_s={timeout_s!r} is not a positive number of seconds."
+        raise ValueError(errors.text(where, problem, "Pass a static positive number, or None."))
+    return Call(op, axes, groups, algorithm, float(timeout_s or 0.0), user_call_site())
+
+
+def _axes(op: str, axis_name: AxisName) -> tuple[Hashable, ...]:
+    axes = tuple(axis_name) if isinstance(axis_name, tuple | list) else (axis_name,)
+    if any(isinstance(axis, int) for axis in axes):
+        problem = f"axis_name={axis_name!r} has a positional axis; mesh axis names are needed."
+        raise TypeError(errors.text(op, problem, "Reduce positional axes with jax.numpy."))
+    if len(set(axes)) != len(axes):
+        problem = f"axis_name={axis_name!r} names an axis twice."
+        raise ValueError(errors.text(op, problem, "Name each axis once."))
+    return axes
+
+
+def _axis_size(op: str, axis: Hashable) -> int:
+    if _compat.axis_exists(axis):
+        return _compat.axis_size(axis)
+    bound = [a for a in _compat.bound_axes() if isinstance(a, str)]
+    if axis in _compat.mesh_axes_not_manual():
+        problem = f"mesh axis {axis!r} is not manual here (manual: {bound or 'none'})."
+        fix = f"Call it inside jax.shard_map, with {axis!r} among its axis_names."
+    else:
+        problem = f"axis {axis!r} is not bound here (bound: {bound or 'none'})."
+        fix = "Call it inside jax.shard_map over a mesh that has this axis, or jax.vmap with it."
+    raise errors.AxisError(errors.text(op, problem, fix))
+
+
+def static_int(where: str, name: str, value: Any) -> int:
+    """`value` as an int; TypeError with the fix if it is traced or not an integer."""
+    if isinstance(value, _compat.Tracer):
+        problem = f"{name} is a traced value; it must be known when the program is compiled."
+        fix = f"Pass a Python int, e.g. make {name} a static argument of jax.jit (static_argnames)."
+        raise TypeError(errors.text(where, problem, fix))
+    try:
+        return operator.index(value)
+    except TypeError:
+        problem = f"{name}={value!r} is not an integer."
+        raise TypeError(errors.text(where, problem, "Pass a Python int.")) from None
+
+
+def canonical_dim(where: str, name: str, value: Any, ndim: int) -> int:
+    """A dimension number, negative ones counted from the end; ValueError if out of range."""
+    dim = static_int(where, name, value)
+    if -ndim <= dim < ndim:
+        return dim % ndim
+    problem = f"{name}={dim} is out of range for an array of {ndim} dimensions."
+    fix = f"Use {-ndim} to {ndim - 1}." if ndim else "The array needs at least one dimension."
+    raise ValueError(errors.text(where, problem, fix))
+
+
+def check_root(where: str, root: Any, groups: Groups) -> int:
+    """A root rank as an int; ValueError if a group has no such rank."""
+    rank = static_int(where, "root", root)
+    smallest = min(groups.sizes)
+    if 0 <= rank < smallest:
+        return rank
+    problem = f"root={rank} is not a rank of the group of {smallest}."
+    raise ValueError(errors.text(where, problem, f"Use 0 to {smallest - 1}."))
+
+
+def user_call_site() -> str:
+    """folder/file.py:line of the nearest frame outside jcoll and jax."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((_JCOLL_DIR, _compat.JAX_DIR)) and not name.startswith("<"):
+            # Two path components: enough to find the file, and no machine's path in a program.
+            return f"{os.sep.join(name.split(os.sep)[-2:])}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""

@@ -1,0 +1,68 @@
+"""Every environment variable of jcoll, read once at import."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+def _positive(env: Mapping[str, str], name: str, default: float, kind: type) -> float:
+    text = env.get(name, "")
+    if not text:
+        return default
+    try:
+        value = kind(text)
+    except ValueError:
+        value = -1
+    if value <= 0:
+        what = "integer" if kind is int else "number"
+        raise ValueError(
+            f"jcoll: {name}={text!r} in the environment is not a positive {what}.\n"
+            f"  Set it to one, e.g. {name}={default or 4:g}, or unset it."
+        )
+    return value
+
+
+def _choice(env: Mapping[str, str], name: str, default: str, choices: tuple[str, ...]) -> str:
+    value = env.get(name) or default
+    if value not in choices:
+        raise ValueError(
+            f"jcoll: {name}={value!r} in the environment is not one of {', '.join(choices)}.\n"
+            f"  Set it to one of these, or unset it (default: {default})."
+        )
+    return value
+
+
+@dataclass(frozen=True)
+class Config:
+    """The settings, with their variables."""
+
+    timeout_s: float = 300.0
+    """`JCOLL_TIMEOUT`, seconds: how long a collective waits for its last rank before it fails."""
+
+    num_threads: int = 0
+    """`JCOLL_NUM_THREADS`: size of the CPU runtime's pool; unset: the cores of this process."""
+
+    algorithm: str = "auto"
+    """`JCOLL_ALGORITHM`: what `algorithm="auto"` means: auto, direct, or xla (XLA's own)."""
+
+    intercept: bool = False
+    """`JCOLL_INTERCEPT`: 1 lowers `jax.lax`'s collectives through jcoll from import on."""
+
+    isa: str = "best"
+    """`JCOLL_ISA`: best, avx512, avx2 or baseline: caps the instruction set of the reductions."""
+
+    @staticmethod
+    def from_environment(env: Mapping[str, str] = os.environ) -> Config:
+        """Reads the variables. Raises ValueError that names the variable, its value and a fix."""
+        return Config(
+            timeout_s=_positive(env, "JCOLL_TIMEOUT", 300.0, float),
+            num_threads=int(_positive(env, "JCOLL_NUM_THREADS", 0, int)),
+            algorithm=_choice(env, "JCOLL_ALGORITHM", "auto", ("auto", "direct", "xla")),
+            intercept=_choice(env, "JCOLL_INTERCEPT", "0", ("0", "1")) == "1",
+            isa=_choice(env, "JCOLL_ISA", "best", ("best", "avx512", "avx2", "baseline")),
+        )
+
+
+config = Config.from_environment()

@@ -1,0 +1,16 @@
+"""Error texts. Every user error has four parts: where, what was given, what is needed, what to do.
+
+    jcoll.all_to_all over axis 'x': split_axis=1 has size 10, not divisible by the 4 ranks.
+      Pad it to 12, or use jcoll.all_to_all_v.
+"""
+
+from __future__ import annotations
+
+
+class AxisError(NameError, ValueError):
+    """An axis name that is not bound here. A NameError, as `jax.lax` raises, and a ValueError."""
+
+
+def text(where: str, problem: str, fix: str) -> str:
+    """Joins the parts; `problem` says what was given and what is needed."""
+    return f"jcoll.{where}: {problem}\n  {fix}"

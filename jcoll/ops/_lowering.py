@@ -1,0 +1,214 @@
+"""Lowering: which algorithm a call gets on its platform, and the custom call of the CPU runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jcoll import _compat, errors
+from jcoll.comm.mesh import Call
+from jcoll.runtime import decisions, native
+
+
+@dataclass(frozen=True)
+class Motion:
+    """How the native runtime gets from inputs to outputs; csrc/description.h has the contract.
+
+    kind "blocks": `source_map[rank][block]` says where each output block comes from (v >= 0: block
+    v % in_blocks of rank v // in_blocks; ZERO; or reduced(b): the reduction of everybody's block b).
+    Other kinds move rows and are described by `rows`.
+    """
+
+    kind: str
+    in_blocks: int = 1
+    out_blocks: int = 1
+    source_map: Any = None
+    reduce_op: str = ""
+    nbytes_array: str = "in"  # Whose size is S, nccl-tests' size: the input's or the output's.
+    rows: dict[str, int] = field(default_factory=dict)
+    aliases: tuple[tuple[int, int], ...] = ()  # (input, output) pairs that may share a buffer.
+
+
+ZERO = -1
+
+
+def reduced(block: int) -> int:
+    """The source_map entry for the reduction over all ranks of their block `block`."""
+    return -2 - block
+
+
+def register(spec: Any, primitive: Any) -> None:
+    """Registers the lowering rules of a collective's primitive."""
+    _compat.register_lowering(primitive, partial(_lower, spec, "default"))
+    _compat.register_lowering(primitive, partial(_lower, spec, "cpu"), platform="cpu")
+
+
+def _lower(spec: Any, platform: str, ctx: Any, *args: Any, call: Call, **static: Any) -> Any:
+    algorithm, reason = choose(platform, ctx, call)
+    decisions.record(call, ctx.avals_in, algorithm, reason)
+    if call.num_ranks == 1 and not spec.index_inputs:
+        fn = partial(_alone, spec, **static)
+    elif algorithm == "direct":
+        mesh, _ = _compat.mesh_of_lowering(ctx)
+        fn = partial(run_native, spec, mesh.axis_names, call=call, **static)
+    else:
+        fn = partial(spec.xla, call=call, platform=platform, **static)
+    with _compat.untyped_axes():
+        return _compat.lower_fun(fn, multiple_results=True)(ctx, *args)
+
+
+def _alone(spec: Any, *arrays: Any, **static: Any) -> Any:
+    """A group of one rank."""
+    return [y[0] for y in spec.stacked(jnp, *(x[None] for x in arrays), **static)]
+
+
+def choose(platform: str, ctx: Any, call: Call) -> tuple[str, str]:
+    """The algorithm for a call, and why. Raises if the one asked for cannot serve it."""
+    obstacle = _obstacle(platform, ctx)
+    if call.algorithm == "xla":
+        return "xla", "asked for"
+    if obstacle is None:
+        return "direct", "asked for" if call.algorithm == "direct" else "fastest in one process"
+    if call.algorithm == "direct":
+        problem = f"algorithm='direct' cannot serve this call: {obstacle}."
+        raise ValueError(errors.text(call.where, problem, "Available here: auto, xla."))
+    return "xla", obstacle
+
+
+def _obstacle(platform: str, ctx: Any) -> str | None:
+    """Why the in-process runtime cannot serve this context; None if it can."""
+    if platform != "cpu":
+        return "the platform has no jcoll runtime yet"
+    context = _compat.mesh_of_lowering(ctx)
+    if context is None:
+        return "the call is not inside shard_map"
+    mesh, manual = context
+    auto = [name for name in mesh.axis_names if name not in manual and mesh.shape[name] > 1]
+    if auto:
+        # XLA would all-gather the operands of a custom call over these axes.
+        return f"the mesh axes {auto} are not manual in this shard_map"
+    if jax.process_count() > 1 and not _within_process(mesh):
+        return "the mesh spans several processes"
+    return None
+
+
+def _within_process(mesh: Any) -> bool:
+    devices = getattr(mesh, "devices", None)
+    return devices is not None and len({d.process_index for d in np.asarray(devices).flat}) == 1
+
+
+# The native path
+
+_native_p = _compat.Primitive("jcoll_native")
+_native_p.multiple_results = True
+
+
+@_native_p.def_abstract_eval
+def _native_abstract_eval(position: Any, *avals: Any, shapes: Any, **_: Any) -> Any:
+    del position
+    return [_compat.result_aval(avals[0], shape, dtype) for shape, dtype in shapes]
+
+
+def _native_lowering(ctx: Any, *args: Any, shapes: Any, aliases: Any, attributes: Any) -> Any:
+    del shapes
+    rule = jax.ffi.ffi_lowering(
+        native.TARGET,
+        operand_output_aliases={i + 1: o for i, o in aliases},  # Operand 0 is the position.
+    )
+    return rule(ctx, *args, **{k: _attribute(v) for k, v in attributes})
+
+
+_compat.register_lowering(_native_p, _native_lowering, platform="cpu")
+
+
+def _attribute(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return np.asarray(value, np.int64)
+    if isinstance(value, str):
+        return value
+    return np.float64(value) if isinstance(value, float) else np.int64(value)
+
+
+def run_native(
+    spec: Any, mesh_axes: Sequence[Any], *arrays: Any, call: Call, **static: Any
+) -> list[Any]:
+    """The collective as a custom call of the CPU runtime; traceable, inside a lowering rule."""
+    out_dtypes = [d for _, d in spec.shapes([jax.typeof(x) for x in arrays], call, **static)]
+    wire = [_to_wire(x, static.get("op")) for x in arrays]
+    avals = [jax.typeof(x) for x in wire]
+    motion = spec.motion(avals, call, **static)
+    shapes = [(tuple(s), np.dtype(d)) for s, d in spec.shapes(avals, call, **static)]
+    outs = _native_p.bind(
+        _position(mesh_axes, call.axes),
+        *wire,
+        shapes=tuple(shapes),
+        aliases=motion.aliases,
+        attributes=_attributes(call, motion, avals, shapes, jax.typeof(arrays[0])),
+    )
+    return [y if y.dtype == d else y.astype(d) for y, d in zip(outs, out_dtypes, strict=True)]
+
+
+def _to_wire(x: Any, reduce_op: str | None) -> Any:
+    """The array in a type that the runtime takes.
+
+    Integers of less than a byte travel as int8: XLA:CPU keeps them so anyway. Reductions of 8-bit
+    floats happen in float32, rounded once at the end: their own range and precision are too small
+    to add in. Everything else travels as it is: XLA's collectives would widen 16-bit types.
+    """
+    dtype = x.dtype
+    if jnp.issubdtype(dtype, jnp.integer) and jnp.iinfo(dtype).bits < 8:
+        return x.astype(jnp.int8 if jnp.issubdtype(dtype, jnp.signedinteger) else jnp.uint8)
+    if jnp.issubdtype(dtype, jnp.floating):
+        bits = jnp.finfo(dtype).bits
+        if bits < 8:
+            return x.astype(jnp.float8_e4m3fn if reduce_op is None else jnp.float32)
+        if bits == 8 and reduce_op is not None:
+            return x.astype(jnp.float32)
+    return x
+
+
+def _position(mesh_axes: Sequence[Any], axes: Sequence[Any]) -> Any:
+    """group * axis_size + index on `axes`, the group counting the mesh's other axes."""
+    others = tuple(name for name in mesh_axes if name not in axes)
+    return jax.lax.axis_index(others + tuple(axes)).astype(jnp.int32)
+
+
+def _attributes(call: Call, motion: Motion, avals: Any, shapes: Any, given: Any) -> tuple:
+    """The custom call's attributes, hashable; ffi.cc reads them into a Description."""
+    group_of, rank_of = call.groups.tables()
+    in_nbytes = _nbytes(avals[0].shape, avals[0].dtype)
+    out_nbytes = _nbytes(*shapes[0])
+    attributes: dict[str, Any] = {
+        "op": call.op,
+        "axis": call.axis_text,
+        "algorithm": "direct",
+        "call_site": call.call_site,
+        "signature": f"{given.dtype}[{','.join(map(str, given.shape))}]",
+        "dtype": str(avals[0].dtype),
+        "timeout_s": call.timeout_s,
+        "nbytes": in_nbytes if motion.nbytes_array == "in" else out_nbytes,
+        "axis_size": call.groups.axis_size,
+        "motion": motion.kind,
+    }
+    if group_of:
+        attributes |= {"group_of": tuple(group_of), "rank_of": tuple(rank_of)}
+    if motion.kind == "blocks":
+        source_map = np.asarray(motion.source_map, np.int64).reshape(-1)
+        attributes |= {
+            "reduce_op": motion.reduce_op,
+            "in_blocks": motion.in_blocks,
+            "out_blocks": motion.out_blocks,
+            "block_nbytes": in_nbytes // motion.in_blocks,
+            "source_map": tuple(source_map.tolist()),
+        }
+    return tuple(sorted((attributes | motion.rows).items()))
+
+
+def _nbytes(shape: Sequence[int], dtype: Any) -> int:
+    return int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize

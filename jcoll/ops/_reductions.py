@@ -1,0 +1,86 @@
+"""The reduce ops: names, dtypes they exist for, and their reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jcoll import errors
+
+REDUCE_OPS = ("sum", "mean", "max", "min", "prod", "and", "or")
+
+
+def check_op(where: str, op: Any) -> str:
+    """`op` if it is a reduce op; ValueError that lists them otherwise."""
+    if op in REDUCE_OPS:
+        return op
+    problem = f"op={op!r} is not a reduce op."
+    raise ValueError(errors.text(where, problem, f"Choose one of {', '.join(REDUCE_OPS)}."))
+
+
+def check_dtype(where: str, op: str, dtype: Any) -> None:
+    """TypeError if `op` does not exist for arrays of `dtype`."""
+    if not (jnp.issubdtype(dtype, jnp.number) or dtype == jnp.bool_):
+        problem = f"op={op!r} is not defined for {dtype}."
+        raise TypeError(errors.text(where, problem, "Reduce numbers or bools."))
+    if op in ("and", "or") and not (jnp.issubdtype(dtype, jnp.integer) or dtype == jnp.bool_):
+        problem = f"op={op!r} needs integers (bitwise) or bools (logical); got {dtype}."
+        raise TypeError(errors.text(where, problem, "Compare first, e.g. x > 0."))
+    if op in ("max", "min") and jnp.issubdtype(dtype, jnp.complexfloating):
+        problem = f"op={op!r} needs an ordered type; got {dtype}."
+        raise TypeError(errors.text(where, problem, "Reduce the real part or the modulus."))
+
+
+def canonical(where: str, op: str, x: Any) -> tuple[Any, str, int | None]:
+    """(array, op, divisor) with which to reduce x, after lax's promotions.
+
+    Sums and products of bools count in int32, as lax.psum has it; their max is `or`, their min
+    `and`. A mean of integers is a float: the sum, to be divided by the divisor afterwards.
+    """
+    x = jnp.asarray(x)
+    check_dtype(where, op, x.dtype)
+    if x.dtype == jnp.bool_:
+        if op in ("max", "min"):
+            op = "or" if op == "max" else "and"
+        elif op in ("sum", "mean", "prod"):
+            x = x.astype(jnp.int32)
+    if op == "mean" and not jnp.issubdtype(x.dtype, jnp.inexact):
+        return x, "sum", 1
+    return x, op, None
+
+
+def accumulation_dtype(dtype: Any) -> Any:
+    """float32 for floats of 16 bits and less, else the type itself."""
+    if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits <= 16:
+        return np.dtype(np.float32)
+    return dtype
+
+
+def reduce_stacked(xp: Any, xs: Any, op: str) -> Any:
+    """The reduction over the leading dimension; in numpy (xp=np) the reference of all ops."""
+    dtype, num_ranks = xs.dtype, xs.shape[0]
+    xs = xs.astype(accumulation_dtype(dtype))
+    if op in ("sum", "mean"):
+        y = xs.sum(axis=0, dtype=xs.dtype)
+        y = y / xp.asarray(num_ranks, y.dtype) if op == "mean" else y
+    elif op == "prod":
+        y = xs.prod(axis=0, dtype=xs.dtype)
+    elif op in ("max", "min"):
+        y = getattr(xs, op)(axis=0)
+    else:
+        y = getattr(xp, f"bitwise_{op}").reduce(xs, axis=0)
+    return y.astype(dtype)
+
+
+def reduce_by_lax(x: Any, op: str, axes: Any, axis_index_groups: Any) -> Any:
+    """The reduction over mesh axes with jax.lax's own collectives."""
+    named = dict(axis_name=axes, axis_index_groups=axis_index_groups)
+    if op in ("sum", "mean"):
+        wide = x.astype(accumulation_dtype(x.dtype))
+        return (jax.lax.psum if op == "sum" else jax.lax.pmean)(wide, **named).astype(x.dtype)
+    if op in ("max", "min"):
+        return (jax.lax.pmax if op == "max" else jax.lax.pmin)(x, **named)
+    return reduce_stacked(jnp, jax.lax.all_gather(x, **named), op)

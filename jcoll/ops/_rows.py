@@ -1,0 +1,66 @@
+"""What the ragged collectives share: index arrays, row masks, and a dense stand-in."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jcoll import errors
+from jcoll.comm.mesh import Call
+
+
+def check_index(call: Call, name: str, x: Any, length_of: int) -> Any:
+    """An integer vector whose length is a multiple of `length_of`, as int32 or int64."""
+    x = jnp.asarray(x)
+    if not jnp.issubdtype(x.dtype, jnp.integer):
+        problem = f"{name} has dtype {x.dtype}; integers are needed."
+        raise TypeError(errors.text(call.where, problem, f"Pass {name}.astype(jnp.int32)."))
+    if x.ndim != 1 or x.shape[0] == 0 or x.shape[0] % length_of:
+        problem = f"{name} has shape {x.shape}; ({length_of},) is needed, a number for every rank"
+        fix = f"Pass one entry per rank of the axis, {length_of} in all."
+        raise ValueError(errors.text(call.where, problem + ".", fix))
+    return x.astype(jnp.int64 if x.dtype in (jnp.int64, jnp.uint32, jnp.uint64) else jnp.int32)
+
+
+def common_index_dtype(*arrays: Any) -> tuple[Any, ...]:
+    """The arrays in one integer type."""
+    dtype = jnp.result_type(*arrays)
+    return tuple(x.astype(dtype) for x in arrays)
+
+
+def row_attributes(x: Any, in_rows: int, out_rows: int, index: Any) -> dict[str, int]:
+    """The attributes of the native runtime's row motions (csrc/description.h)."""
+    row_nbytes = math.prod(x.shape[1:]) * np.dtype(x.dtype).itemsize
+    return {
+        "row_nbytes": row_nbytes,
+        "in_rows": in_rows,
+        "out_rows": out_rows,
+        "index_nbytes": np.dtype(index.dtype).itemsize,
+        "num_updates": 1,
+        "drop_overflow": 0,
+    }
+
+
+def expand(mask: Any, ndim: int) -> Any:
+    """A mask of rows, shaped to broadcast against arrays of ndim dimensions."""
+    return mask.reshape(*mask.shape, *(1,) * (ndim - mask.ndim))
+
+
+def covered(offsets: Any, sizes: Any, num_rows: int) -> Any:
+    """Which of num_rows rows lie in any of the ranges [offset, offset + size)."""
+    rows = jnp.arange(num_rows)[:, None]
+    return ((rows >= offsets) & (rows < offsets + sizes)).any(axis=1)
+
+
+def through_gather(spec: Any, *arrays: Any, call: Call, **static: Any) -> list[Any]:
+    """Any collective by all_gather and its reference: where XLA has no ragged collective."""
+    groups = call.groups.members
+    gathered = [jax.lax.all_gather(x, call.axes, axis_index_groups=groups) for x in arrays]
+    rank = jax.lax.axis_index(call.axes)
+    _, rank_of = call.groups.tables()
+    rank = jnp.asarray(rank_of)[rank] if rank_of else rank
+    return [y[rank] for y in spec.stacked(jnp, *gathered, **static)]

@@ -1,0 +1,254 @@
+"""all_to_all_v: rank s sends its first send_counts[0] rows to rank 0, the next send_counts[1] to
+rank 1, and so on; every rank gets what it is sent, packed in rank order, then zeros.
+
+The counts are exchanged by the op itself. Derivative: linear in x; the transpose is
+all_to_all_v_back, which returns the rows of y to where they were in x (dropped and unsent rows get
+zero), and whose transpose is all_to_all_v again.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jcoll import _compat, errors
+from jcoll.comm.mesh import AxisName, Call, make_call, static_int
+from jcoll.ops import _primitive, _rows
+from jcoll.ops._lowering import Motion
+from jcoll.ops._primitive import CollectiveSpec
+from jcoll.ops.all_to_all import SPEC as ALL_TO_ALL
+
+
+def all_to_all_v(
+    x: Any,
+    send_counts: Any,
+    axis_name: AxisName,
+    *,
+    output_size: int,
+    overflow: str = "error",
+    algorithm: str = "auto",
+    timeout_s: float | None = None,
+) -> Any:
+    """Exchanges a number of rows that differs from pair to pair (MPI_Alltoallv).
+
+    Args:
+      x: array [rows, ...], the rows to send, packed by destination rank. Rows beyond
+        sum(send_counts) are not sent.
+      send_counts: integers [num_ranks], how many rows go to each rank; may be traced.
+      axis_name: mesh axis, or tuple of axes.
+      output_size: the number of rows of the result, a static int: at least what any rank gets.
+      overflow: what happens when a rank is sent more than output_size rows. "error": the
+        collective fails on all ranks, naming the ranks. "drop": the rows that do not fit, the last
+        ones in rank order, are dropped and counted.
+      algorithm, timeout_s: as in `all_reduce`.
+
+    Returns:
+      (y, recv_counts), and with overflow="drop" (y, recv_counts, dropped):
+      y: array [output_size, ...], the rows received, in rank order; rows beyond
+        sum(recv_counts) are zero.
+      recv_counts: integers [num_ranks], how many rows of y came from each rank.
+      dropped: integers [num_ranks], how many rows from each rank did not fit.
+
+    Raises: as `all_reduce`. JaxRuntimeError, when the result is used, naming the pair of ranks:
+      counts that are negative or exceed x, or (overflow="error") the output. Where XLA runs the
+      collective itself ("xla"), a program cannot fail: an overflowed y is NaN, or the lowest integer.
+    """
+    call = make_call("all_to_all_v", axis_name, algorithm=algorithm, timeout_s=timeout_s)
+    x = jnp.asarray(x)
+    output_size = static_int(call.where, "output_size", output_size)
+    _check(call, x, output_size, overflow)
+    counts = _rows.check_index(call, "send_counts", send_counts, call.num_ranks)
+    if counts.shape[0] != call.num_ranks:
+        problem = f"send_counts has {counts.shape[0]} entries for {call.num_ranks} ranks."
+        raise ValueError(errors.text(call.where, problem, "Pass one count per rank."))
+    y, received, dropped = _primitive.bind(
+        SPEC, x, counts, call=call, output_size=output_size, drop=overflow == "drop"
+    )
+    return (y, received, dropped) if overflow == "drop" else (y, received)
+
+
+def _check(call: Call, x: Any, output_size: int, overflow: str) -> None:
+    if x.ndim == 0:
+        problem = "x is a scalar; an array of rows is needed."
+        raise ValueError(errors.text(call.where, problem, "Add a leading dimension."))
+    if output_size < 0:
+        problem = f"output_size={output_size} is negative."
+        raise ValueError(errors.text(call.where, problem, "Pass the most rows a rank may get."))
+    if overflow not in ("error", "drop"):
+        problem = f"overflow={overflow!r} is unknown."
+        raise ValueError(errors.text(call.where, problem, 'Choose "error" or "drop".'))
+
+
+def _layout(xp: Any, counts: Any, output_size: int) -> tuple[Any, Any, Any, Any]:
+    """For counts[src, dst] of all ranks: x_row, y_row (where the rows of a pair begin in x and in
+    y), kept and dropped (how many fit), each [src, dst]."""
+    x_row = xp.cumsum(counts, axis=1) - counts
+    y_end = xp.minimum(xp.cumsum(counts, axis=0), output_size)
+    y_row = xp.minimum(xp.cumsum(counts, axis=0) - counts, output_size)
+    kept = y_end - y_row
+    return x_row, y_row, kept, counts - kept
+
+
+def _take(xp: Any, x: Any, rows: Any, hit: Any) -> Any:
+    """x[rows] where hit, else zero."""
+    if x.shape[0] == 0:
+        return xp.zeros((rows.shape[0], *x.shape[1:]), x.dtype)
+    picked = x[xp.clip(rows, 0, x.shape[0] - 1)]
+    return xp.where(_rows.expand(hit, x.ndim), picked, xp.zeros_like(picked))
+
+
+def _stacked(xp: Any, xs: Any, counts: Any, *, output_size: int, drop: bool) -> Any:
+    x_row, y_row, kept, dropped = _layout(xp, counts, output_size)
+    row = xp.arange(output_size)
+    ys = []
+    for dst in range(xs.shape[0]):
+        y = xp.zeros((output_size, *xs.shape[2:]), xs.dtype)
+        for src in range(xs.shape[0]):
+            start = y_row[src, dst]
+            hit = (row >= start) & (row < start + kept[src, dst])
+            part = _take(xp, xs[src], row - start + x_row[src, dst], hit)
+            y = xp.where(_rows.expand(hit, y.ndim), part, y)
+        ys.append(y)
+    to_index = lambda a: xp.swapaxes(a, 0, 1).astype(counts.dtype)  # noqa: E731
+    return [xp.stack(ys), to_index(kept), to_index(dropped)]
+
+
+def _stacked_back(
+    xp: Any, cts: Any, counts: Any, *, output_size: int, drop: bool, num_rows: int
+) -> Any:
+    x_row, y_row, kept, _ = _layout(xp, counts, output_size)
+    row = xp.arange(num_rows)
+    xs = []
+    for src in range(cts.shape[0]):
+        x = xp.zeros((num_rows, *cts.shape[2:]), cts.dtype)
+        for dst in range(cts.shape[0]):
+            start = x_row[src, dst]
+            hit = (row >= start) & (row < start + kept[src, dst])
+            part = _take(xp, cts[dst], row - start + y_row[src, dst], hit)
+            x = xp.where(_rows.expand(hit, x.ndim), part, x)
+        xs.append(x)
+    return [xp.stack(xs)]
+
+
+def _shapes(avals: Any, call: Call, *, output_size: int, drop: bool) -> Any:
+    x, counts = avals
+    index = (counts.shape, counts.dtype)
+    return [((output_size, *x.shape[1:]), x.dtype), index, index]
+
+
+def _shapes_back(avals: Any, call: Call, *, output_size: int, drop: bool, num_rows: int) -> Any:
+    return [((num_rows, *avals[0].shape[1:]), avals[0].dtype)]
+
+
+def _motion(avals: Any, call: Call, *, output_size: int, drop: bool, num_rows: int | None = None) -> Motion:
+    x, counts = avals
+    back = num_rows is not None
+    rows = _rows.row_attributes(x, x.shape[0], num_rows if back else output_size, counts)
+    rows["drop_overflow"] = int(drop)
+    return Motion("variable_back" if back else "variable", rows=rows)
+
+
+def _xla(x: Any, counts: Any, *, call: Call, platform: str, output_size: int, drop: bool) -> Any:
+    if platform == "cpu":
+        static = dict(output_size=output_size, drop=drop)
+        y, kept, dropped = _rows.through_gather(SPEC, x, counts, call=call, **static)
+    else:
+        every = jax.lax.all_gather(counts, call.axes)
+        rank = jax.lax.axis_index(call.axes)
+        x_row, y_row, kept, dropped = _layout(jnp, every, output_size)
+        y = jnp.zeros((output_size, *x.shape[1:]), x.dtype)
+        index = (x_row[rank], kept[rank], y_row[rank], kept[:, rank])
+        y = jax.lax.ragged_all_to_all(x, y, *index, axis_name=call.axes)
+        kept, dropped = (a[:, rank].astype(counts.dtype) for a in (kept, dropped))
+    if not drop:
+        y = jnp.where(dropped.sum() > 0, jnp.full_like(y, _poison(y.dtype)), y)
+    return [y, kept, dropped]
+
+
+def _poison(dtype: Any) -> Any:
+    """A value that nobody takes for data."""
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return jnp.nan
+    return jnp.iinfo(dtype).min if jnp.issubdtype(dtype, jnp.integer) else True
+
+
+def _xla_back(ct: Any, counts: Any, *, call: Call, platform: str, **static: Any) -> Any:
+    if platform == "cpu":
+        return _rows.through_gather(BACK, ct, counts, call=call, **static)
+    every = jax.lax.all_gather(counts, call.axes)
+    rank = jax.lax.axis_index(call.axes)
+    x_row, y_row, kept, _ = _layout(jnp, every, static["output_size"])
+    x = jnp.zeros((static["num_rows"], *ct.shape[1:]), ct.dtype)
+    index = (y_row[:, rank], kept[:, rank], x_row[:, rank], kept[rank])
+    return [jax.lax.ragged_all_to_all(ct, x, *index, axis_name=call.axes)]
+
+
+SPEC = CollectiveSpec(
+    name="all_to_all_v",
+    stacked=_stacked,
+    shapes=_shapes,
+    motion=_motion,
+    xla=_xla,
+    index_inputs=True,
+)
+BACK = CollectiveSpec(
+    name="all_to_all_v_back",
+    stacked=_stacked_back,
+    shapes=_shapes_back,
+    motion=_motion,
+    xla=_xla_back,
+    index_inputs=True,
+)
+
+
+def _jvp(primals: Any, tangents: Any, *, call: Call, **static: Any) -> Any:
+    x, counts = primals
+    outs = _primitive.bind(SPEC, x, counts, call=call, **static)
+    zeros = [_compat.Zero.from_primal_value(y) for y in outs]
+    if type(tangents[0]) is _compat.Zero:
+        return outs, zeros
+    t, *_ = _primitive.bind(SPEC, tangents[0], counts, call=call, **static)
+    return outs, [t, *zeros[1:]]
+
+
+def _transpose(cts: Any, x: Any, counts: Any, *, call: Call, **static: Any) -> Any:
+    if type(cts[0]) is _compat.Zero:
+        return [_compat.Zero(x.aval), None]
+    num_rows = x.aval.shape[0]
+    return [*_primitive.bind(BACK, cts[0], counts, call=call, num_rows=num_rows, **static), None]
+
+
+def _jvp_back(primals: Any, tangents: Any, *, call: Call, **static: Any) -> Any:
+    ct, counts = primals
+    outs = _primitive.bind(BACK, ct, counts, call=call, **static)
+    if type(tangents[0]) is _compat.Zero:
+        return outs, [_compat.Zero.from_primal_value(outs[0])]
+    return outs, _primitive.bind(BACK, tangents[0], counts, call=call, **static)
+
+
+def _transpose_back(
+    cts: Any, ct: Any, counts: Any, *, call: Call, num_rows: int, **static: Any
+) -> Any:
+    if type(cts[0]) is _compat.Zero:
+        return [_compat.Zero(ct.aval), None]
+    y, *_ = _primitive.bind(SPEC, cts[0], counts, call=call, **static)
+    return [y, None]
+
+
+def _batch(spec: Any, size: int, args: Any, dims: Any, *, call: Call, **static: Any) -> Any:
+    """Equal counts for all batch elements: one more dimension of the rows. Else one by one."""
+    x, counts = args
+    if dims[1] is not None:
+        return _primitive.batch_sequentially(spec, size, args, dims, call=call, **static)
+    x = jnp.moveaxis(x, dims[0], 1)
+    outs = _primitive.bind(spec, x, counts, call=call, **static)
+    return outs, [1] + [None] * (len(outs) - 1)
+
+
+all_to_all_v_p = _primitive.define(SPEC, jvp=_jvp, transpose=_transpose, batch=_batch)
+all_to_all_v_back_p = _primitive.define(
+    BACK, jvp=_jvp_back, transpose=_transpose_back, batch=partial(_batch)
+)

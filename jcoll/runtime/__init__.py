@@ -1,0 +1,1 @@
+"""The native library: loading, registration with XLA, metrics."""
