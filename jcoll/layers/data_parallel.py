@@ -9,31 +9,35 @@ So leaves are laid end to end in buckets, and a bucket of k leaves costs one alp
 the price of one copy in and one copy out.
 """
 
+from __future__ import annotations
+
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import FlattenedIndexKey, SequenceKey, keystr, tree_flatten_with_path
 
+from jcoll import _compat, errors
+from jcoll.comm.mesh import AxisName, Call, make_call
 from jcoll.ops.all_reduce import all_reduce
 
 DEFAULT_BUCKET_BYTES = 25 * 2**20
 _OPS = ("mean", "sum")
-_WHERE = "jcoll.sync_gradients"
 
 
 def sync_gradients(
-    grads,
-    axis_name,
+    grads: Any,
+    axis_name: AxisName,
     *,
-    op="mean",
-    bucket_bytes=DEFAULT_BUCKET_BYTES,
-    axis_index_groups=None,
-    algorithm="auto",
-    timeout_s=None,
-):
+    op: str = "mean",
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    axis_index_groups: Sequence[Sequence[int]] | None = None,
+    algorithm: str = "auto",
+    timeout_s: float | None = None,
+) -> Any:
     """The gradients of all ranks along `axis_name`, averaged (or summed), on every rank.
 
     Equal, leaf by leaf, to `jax.lax.pmean(grads, axis_name)` up to the order of the sum, with far
@@ -70,23 +74,16 @@ def sync_gradients(
     same time in the backward pass, and a bucket can leave as soon as its own leaves are ready.
     Leaves sharded over mesh axes that are not manual travel alone: joining them would gather them.
     """
-    _check_arguments(op, bucket_bytes)
+    settings = dict(axis_index_groups=axis_index_groups, algorithm=algorithm, timeout_s=timeout_s)
+    call = make_call("sync_gradients", axis_name, **settings, need_uniform=False)
+    _check_arguments(call.where, op, bucket_bytes)
     entries, treedef = tree_flatten_with_path(grads)
-    tracked = _tracked_axes(axis_name)
-    reduce = functools.partial(
-        all_reduce,
-        axis_name=axis_name,
-        op=op,
-        axis_index_groups=axis_index_groups,
-        algorithm=algorithm,
-        timeout_s=timeout_s,
-    )
+    reduce = functools.partial(all_reduce, axis_name=axis_name, op=op, **settings)
     results = [leaf for _, leaf in entries]
     live = [i for i, leaf in enumerate(results) if not _is_float0(leaf)]
     live.sort(key=lambda i: _order_key(entries[i][0]))
-    arrays = [_checked_array(*entries[i], op, tracked) for i in live]
-    mixed_mesh = _has_auto_axes()
-    kinds = [_kind(array, i, mixed_mesh) for i, array in enumerate(arrays)]
+    arrays = [_checked_array(*entries[i], op, call) for i in live]
+    kinds = [_kind(array, i) for i, array in enumerate(arrays)]
     sizes = [array.size * array.dtype.itemsize for array in arrays]
     for bucket in plan_buckets(list(zip(kinds, sizes, strict=True)), bucket_bytes):
         reduced = _reduce_bucket([arrays[i] for i in bucket], reduce)
@@ -118,7 +115,7 @@ def plan_buckets(leaves: Sequence[tuple[Hashable, int]], bucket_bytes: int) -> l
     return buckets
 
 
-def _reduce_bucket(arrays, reduce):
+def _reduce_bucket(arrays: list[jax.Array], reduce: Callable) -> list[jax.Array]:
     if len(arrays) == 1:
         return [reduce(arrays[0])]
     flat = reduce(jax.lax.concatenate([array.reshape(-1) for array in arrays], 0))
@@ -126,7 +123,7 @@ def _reduce_bucket(arrays, reduce):
     return [part.reshape(array.shape) for part, array in zip(parts, arrays, strict=True)]
 
 
-def _kind(array, index, mixed_mesh) -> Hashable:
+def _kind(array: jax.Array, index: int) -> Hashable:
     """What leaves must have in common to share a bucket and still get the types `pmean` gives.
 
     Joining arrays that vary over different mesh axes would make the result vary over all of these;
@@ -134,100 +131,89 @@ def _kind(array, index, mixed_mesh) -> Hashable:
     """
     aval = jax.typeof(array)
     sharded = any(part is not None for part in aval.sharding.spec)
-    alone = index if mixed_mesh or sharded else None
-    return str(aval.dtype), aval.weak_type, aval.manual_axis_type.varying, alone
+    alone = index if sharded or _hidden_sharding() else None
+    return str(aval.dtype), aval.weak_type, _compat.varying_axes(aval), alone
 
 
-def _order_key(path):
-    """Sorts like the tree: numbers as numbers, names as text. Never compares the two."""
-    return tuple(
-        (0, key.idx, "")
-        if isinstance(key, SequenceKey)
-        else (0, key.key, "")
-        if isinstance(key, FlattenedIndexKey)
-        else (1, 0, str(key))
-        for key in path
-    )
-
-
-def _tracked_axes(axis_name) -> frozenset[str]:
-    """The axes among `axis_name` whose variation JAX tracks: all, or none with check_vma=False.
-
-    An axis index is different on each rank by nature, so its type tells, without asking JAX's
-    internals, whether such types are on. An axis that belongs to `vmap` is never tracked.
-    """
-    names = axis_name if isinstance(axis_name, (tuple, list)) else (axis_name,)
-    indices = [jax.lax.axis_index(name) for name in names]
-    return frozenset().union(*(jax.typeof(i).manual_axis_type.varying for i in indices))
-
-
-def _has_auto_axes() -> bool:
+def _hidden_sharding() -> bool:
+    """Whether arrays may be sharded over automatic axes, which their types do not tell."""
     mesh = jax.sharding.get_abstract_mesh()
     return any(mesh.shape[name] > 1 for name in mesh.auto_axes)
 
 
-def _is_float0(leaf) -> bool:
+def _order_key(path: tuple) -> tuple:
+    """Sorts like the tree: numbers as numbers, names as text. Never compares the two."""
+
+    def part(key):
+        if isinstance(key, SequenceKey):
+            return 0, key.idx, ""
+        if isinstance(key, FlattenedIndexKey):
+            return 0, key.key, ""
+        return 1, 0, str(key)
+
+    return tuple(map(part, path))
+
+
+def _is_float0(leaf: Any) -> bool:
     return getattr(leaf, "dtype", None) == jax.dtypes.float0
 
 
-def _checked_array(path, leaf, op, tracked):
-    if isinstance(leaf, (bool, int, float, complex)):
-        return jax.lax.pcast(jnp.asarray(leaf), tuple(tracked), to="varying")
-    if not isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
-        raise TypeError(
-            f"{_WHERE}: leaf {_name(path)} is a {type(leaf).__name__}, which cannot be summed over "
-            "ranks. Every leaf must be an array or a number; split the others off before the call, "
-            "for example with jax.tree.map, or put None in their place."
-        )
+def _checked_array(path: tuple, leaf: Any, op: str, call: Call) -> jax.Array:
+    if isinstance(leaf, bool | int | float | complex):
+        return _compat.make_varying(jnp.asarray(leaf), call.axes)
+    if not isinstance(leaf, jax.Array | np.ndarray | np.generic):
+        problem = f"leaf {_name(path)} is a {type(leaf).__name__}; arrays and numbers are needed."
+        fix = "Put None in its place, or split it off before the call."
+        raise TypeError(errors.text(call.where, problem, fix))
     array = jnp.asarray(leaf)
-    _check_dtype(path, array, op)
-    _check_varying(path, array, tracked)
+    _check_dtype(path, array, op, call)
+    _check_varying(path, array, call)
     return array
 
 
-def _check_dtype(path, array, op):
+def _check_dtype(path: tuple, array: jax.Array, op: str, call: Call) -> None:
     if op == "mean" and not jnp.issubdtype(array.dtype, jnp.inexact):
-        raise TypeError(
-            f"{_WHERE}: leaf {_name(path)} has dtype {array.dtype}, and the mean of such values "
-            "does not fit that dtype. op='mean' needs floating-point or complex leaves; pass "
-            "op='sum', or convert the leaf to a float first."
-        )
+        problem = f"leaf {_name(path)} has dtype {array.dtype}, which does not hold a mean."
+        fix = "Pass op='sum', or convert the leaf to a floating-point type first."
+        raise TypeError(errors.text(call.where, problem, fix))
 
 
-def _check_varying(path, array, tracked):
+def _check_varying(path: tuple, array: jax.Array, call: Call) -> None:
+    if not _compat.check_vma():
+        return
     aval = jax.typeof(array)
-    fixed = sorted(tracked - aval.manual_axis_type.varying)
-    if fixed:
-        axes = fixed[0] if len(fixed) == 1 else tuple(fixed)
-        raise ValueError(
-            f"{_WHERE}: leaf {_name(path)}, {aval.str_short()}, is the same on all "
-            f"ranks of axis {axes!r}, but only a gradient that differs between ranks is still to be "
-            "summed. With check_vma=True, jax.grad has already summed the gradient of a "
-            "replicated parameter over that axis (summed, not averaged). Either make the "
-            f"parameters varying before jax.grad: params = jax.lax.pcast(params, {axes!r}, "
-            "to='varying'); or pass check_vma=False to jax.shard_map; or drop this call, and "
-            "divide by jax.lax.axis_size for the mean."
-        )
+    tracked = _compat.varying_axes(jax.typeof(jax.lax.axis_index(call.axes)))
+    fixed = tuple(a for a in call.axes if a in tracked - _compat.varying_axes(aval))
+    if not fixed:
+        return
+    axes = repr(fixed[0] if len(fixed) == 1 else fixed)
+    problem = (
+        f"leaf {_name(path)}, {aval.str_short()}, is the same on all ranks of axis {axes}; a "
+        "gradient that is still to be summed differs between them. With check_vma=True, jax.grad "
+        "with respect to a replicated parameter has summed it (not averaged) already."
+    )
+    fix = (
+        f"Make the parameters varying before jax.grad, params = jax.lax.pcast(params, {axes}, "
+        "to='varying'); or pass check_vma=False to jax.shard_map; or drop this call, dividing by "
+        "jax.lax.axis_size for a mean."
+    )
+    raise ValueError(errors.text(call.where, problem, fix))
 
 
-def _check_arguments(op, bucket_bytes):
+def _check_arguments(where: str, op: str, bucket_bytes: int) -> None:
     if op not in _OPS:
-        raise ValueError(
-            f"{_WHERE}: op={op!r} is not a way to combine gradients; op must be one of "
-            f"{', '.join(map(repr, _OPS))}. For other reductions, call jcoll.all_reduce on each leaf."
-        )
-    whole = isinstance(bucket_bytes, (int, np.integer)) and not isinstance(bucket_bytes, bool)
+        problem = f"op={op!r} is no way to combine gradients; 'mean' or 'sum' is needed."
+        fix = "For other reductions, use jcoll.all_reduce."
+        raise ValueError(errors.text(where, problem, fix))
+    whole = isinstance(bucket_bytes, int | np.integer) and not isinstance(bucket_bytes, bool)
     if not whole:
-        raise TypeError(
-            f"{_WHERE}: bucket_bytes={bucket_bytes!r} is a {type(bucket_bytes).__name__}; it must "
-            f"be a Python int, a number of bytes. The usual value is {DEFAULT_BUCKET_BYTES} (25 MiB)."
-        )
+        problem = f"bucket_bytes={bucket_bytes!r} is not a static int, a number of bytes."
+        fix = f"Pass a Python int, such as the default, {DEFAULT_BUCKET_BYTES} (25 MiB)."
+        raise TypeError(errors.text(where, problem, fix))
     if bucket_bytes < 1:
-        raise ValueError(
-            f"{_WHERE}: bucket_bytes={bucket_bytes} is not positive; it must be at least 1 byte. "
-            "Pass bucket_bytes=1 for one collective per leaf."
-        )
+        problem = f"bucket_bytes={bucket_bytes} is not positive; at least 1 is needed."
+        raise ValueError(errors.text(where, problem, "Pass 1 for one collective per leaf."))
 
 
-def _name(path) -> str:
+def _name(path: tuple) -> str:
     return f"grads{keystr(path)}"

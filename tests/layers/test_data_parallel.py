@@ -15,6 +15,7 @@ import jcoll
 from jcoll.layers.data_parallel import plan_buckets
 
 NUM_RANKS = 8
+REPLICATED = P()
 CHECK_VMA = pytest.mark.parametrize("check_vma", [True, False], ids=["vma", "novma"])
 LAX = {"mean": jax.lax.pmean, "sum": jax.lax.psum}
 
@@ -24,7 +25,9 @@ def mesh_of(*shape, axis_types=None):
     return jax.make_mesh(shape, names, axis_types=axis_types)
 
 
-def program(fn, args, mesh=None, check_vma=True, in_specs=None, out_specs=P(), axis_names=None):
+def program(
+    fn, args, mesh=None, check_vma=True, in_specs=None, out_specs=REPLICATED, axis_names=None
+):
     """fn under shard_map, and its arguments placed as it wants them: all split, if not said."""
     mesh = mesh or mesh_of(NUM_RANKS)
     in_specs = in_specs or (P("data"),) * len(args)
@@ -72,10 +75,10 @@ def local(tree):
 
 
 def assert_same(got, want, rtol=1e-6):
-    """The same structure, shapes, dtypes and weak types; values equal up to the order of the sum."""
+    """The same structure, shapes and dtypes; values up to the order of the sum."""
     assert jax.tree.structure(got) == jax.tree.structure(want)
     for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        assert (g.shape, g.dtype, g.weak_type) == (w.shape, w.dtype, w.weak_type)
+        assert (g.shape, g.dtype) == (w.shape, w.dtype)
         g64, w64 = np.asarray(g, np.float64), np.asarray(w, np.float64)
         np.testing.assert_allclose(g64, w64, rtol=rtol, atol=rtol * 8)
 
@@ -116,10 +119,9 @@ def test_mixed_dtypes_share_a_tree(check_vma):
 @CHECK_VMA
 def test_integers_are_summed_exactly(check_vma):
     tree = {"i8": np.arange(8, dtype=np.int8), "u32": np.full((8, 3), 7, np.uint32)}
-    got = run(
-        lambda t: jcoll.sync_gradients(local(t), "data", op="sum"), tree, check_vma=check_vma
-    )
-    assert got["i8"].dtype == np.int8 and int(got["i8"]) == 28
+    got = run(lambda t: jcoll.sync_gradients(local(t), "data", op="sum"), tree, check_vma=check_vma)
+    assert got["i8"].dtype == np.int8
+    assert int(got["i8"]) == 28
     np.testing.assert_array_equal(got["u32"], np.full(3, 56, np.uint32))
 
 
@@ -146,7 +148,8 @@ def test_single_leaf_is_not_reshaped(check_vma):
     )
     assert_same(got, want)
     text = jaxpr_text(lambda x: jcoll.sync_gradients(x, "data"), x, check_vma=check_vma)
-    assert "concatenate" not in text and "reshape" not in text
+    assert "concatenate" not in text
+    assert "reshape" not in text
 
 
 @CHECK_VMA
@@ -216,9 +219,7 @@ def test_two_axes_and_sub_axes(check_vma):
 def test_axis_index_groups_average_within_the_group():
     groups = [[0, 1, 2, 3], [4, 5, 6, 7]]
     got = run(
-        lambda t: jcoll.sync_gradients(
-            {"a": t[0], "b": t}, "data", axis_index_groups=groups
-        ),
+        lambda t: jcoll.sync_gradients({"a": t[0], "b": t}, "data", axis_index_groups=groups),
         jnp.arange(8.0),
         check_vma=False,
         out_specs={"a": P(), "b": P("data")},
@@ -321,7 +322,8 @@ def test_order_of_insertion_does_not_matter():
         text = jaxpr_text(lambda tree: sync(local(tree)), tree)
         shapes.append(re.findall(r"f32\[\d+\].*concatenate", text))
         assert_same(run(lambda tree: sync(local(tree)), tree), local(tree))
-    assert len(shapes[0]) > 1 and shapes[0] == shapes[1]
+    assert len(shapes[0]) > 1
+    assert shapes[0] == shapes[1]
 
 
 def test_numbers_in_paths_sort_as_numbers():
@@ -379,30 +381,30 @@ def call(tree, **kwargs):
 @pytest.mark.parametrize(
     ("kwargs", "error", "match"),
     [
-        ({"op": "max"}, ValueError, "op='max'.*'mean', 'sum'.*jcoll.all_reduce"),
-        ({"bucket_bytes": 0}, ValueError, "bucket_bytes=0.*at least 1.*bucket_bytes=1"),
+        ({"op": "max"}, ValueError, "op='max'.*'mean' or 'sum'.*jcoll.all_reduce"),
+        ({"bucket_bytes": 0}, ValueError, "bucket_bytes=0 is not positive.*at least 1.*Pass 1"),
         ({"bucket_bytes": -5}, ValueError, "bucket_bytes=-5"),
-        ({"bucket_bytes": 1e6}, TypeError, "bucket_bytes=1000000.0.*float.*int"),
-        ({"bucket_bytes": True}, TypeError, "bucket_bytes=True.*bool"),
+        ({"bucket_bytes": 1e6}, TypeError, "bucket_bytes=1000000.0 is not.*Pass a Python int"),
+        ({"bucket_bytes": True}, TypeError, "bucket_bytes=True is not"),
     ],
 )
 def test_bad_arguments(kwargs, error, match):
-    with pytest.raises(error, match=match):
+    with pytest.raises(error, match=f"(?s)sync_gradients over axis 'data'.*{match}"):
         call(lambda x: x, **kwargs)
 
 
 def test_mean_of_integers_names_the_leaf():
-    with pytest.raises(TypeError, match=r"grads\['a'\]\[0\] has dtype int32.*op='sum'"):
+    with pytest.raises(TypeError, match=r"(?s)grads\['a'\]\[0\] has dtype int32.*op='sum'"):
         call(lambda x: {"a": [x.astype(jnp.int32)]})
 
 
 def test_leaf_that_is_no_array():
-    with pytest.raises(TypeError, match=r"grads\['name'\] is a str.*None"):
+    with pytest.raises(TypeError, match=r"(?s)grads\['name'\] is a str.*None"):
         call(lambda x: {"x": x, "name": "adam"})
 
 
 def test_unknown_axis():
-    with pytest.raises((ValueError, NameError), match="nope"):
+    with pytest.raises(NameError, match=r"sync_gradients.*'nope'.*'data'"):
         run(lambda x: jcoll.sync_gradients(x, "nope"), jnp.arange(8.0))
 
 

@@ -1,0 +1,91 @@
+"""What a run did, step by step, and the totals; written as JSON for demo.py and for plots."""
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+
+COUNTERS = ("calls", "bytes", "exec_s", "skew_s")
+
+
+class CollectiveMeter:
+    """What this process's collectives have cost since the last look. jcoll counts; lax does not."""
+
+    def __init__(self, collectives: str):
+        self._metrics = None
+        if collectives == "jcoll":
+            import jcoll
+
+            self._metrics = jcoll.metrics
+        self._before = self._total()
+
+    def take(self) -> dict | None:
+        """Calls, bytes, seconds of execution and of waiting for the last rank; None for lax."""
+        now = self._total()
+        if now is None or self._before is None:
+            return None
+        delta = {name: now[name] - self._before[name] for name in COUNTERS}
+        self._before = now
+        return delta
+
+    def _total(self):
+        if self._metrics is None:
+            return None
+        rows = self._metrics()
+        return {name: sum(row[name] for row in rows) for name in COUNTERS}
+
+
+@dataclasses.dataclass
+class History:
+    """The steps so far."""
+
+    tokens_per_step: int
+    rows: list[dict] = dataclasses.field(default_factory=list)
+    started: float = dataclasses.field(default_factory=time.perf_counter)
+
+    def seconds(self) -> float:
+        """Since training started; compiling came before."""
+        return time.perf_counter() - self.started
+
+    def add(self, loss: float, collectives: dict | None) -> dict:
+        """Records a step that has just ended."""
+        wall_s = self.seconds()
+        step_s = wall_s - (self.rows[-1]["wall_s"] if self.rows else 0.0)
+        row = {
+            "step": len(self.rows),
+            "loss": loss,
+            "wall_s": wall_s,
+            "step_s": step_s,
+            "tokens_per_s": self.tokens_per_step / step_s,
+            "collectives": collectives,
+        }
+        self.rows.append(row)
+        return row
+
+    def totals(self) -> dict:
+        """Sums over the run; the collectives' are None if nobody counted them."""
+        wall_s = self.rows[-1]["wall_s"]
+        counted = [row["collectives"] for row in self.rows if row["collectives"] is not None]
+        sums = {name: sum(row[name] for row in counted) for name in COUNTERS} if counted else None
+        return {
+            "steps": len(self.rows),
+            "wall_s": wall_s,
+            "tokens_per_s": self.tokens_per_step * len(self.rows) / wall_s,
+            "collectives": sums,
+        }
+
+
+def make_report(args, device: dict, history: History, val_loss: float) -> dict:
+    """Everything about a run."""
+    return {
+        "options": vars(args),
+        "device": device,
+        "history": history.rows,
+        "totals": history.totals(),
+        "val_loss": val_loss,
+    }
+
+
+def write_json(path: str, report: dict) -> None:
+    """One object, indented."""
+    Path(path).write_text(json.dumps(report, indent=1) + "\n")

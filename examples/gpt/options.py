@@ -1,0 +1,137 @@
+"""The command line of train_gpt.py. Imports no jax: the flags decide how jax must start."""
+
+import argparse
+import os
+import sys
+
+DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
+DEFAULT_STEPS = 200
+EPILOG = """\
+examples:
+  python examples/train_gpt.py --seconds 60 --sample 300
+  python examples/train_gpt.py --steps 100 --collectives lax --json lax.json
+  python examples/train_gpt.py --steps 100 --distributed --coordinator 127.0.0.1:9876 \\
+      --num-processes 2 --process-id 0 --devices 4      (and the same with --process-id 1)
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All flags, in groups; the defaults suit 8 virtual CPU devices on 2 cores."""
+    parser = argparse.ArgumentParser(
+        prog="train_gpt.py",
+        description="Train a small byte-level GPT on Python's standard library, data parallel.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_run_flags(parser.add_argument_group("run"))
+    _add_model_flags(parser.add_argument_group("model and optimizer"))
+    _add_parallel_flags(parser.add_argument_group("parallelism"))
+    _add_report_flags(parser.add_argument_group("reports"))
+    return parser
+
+
+def parse(argv=None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
+    """The checked options, and the parser, for errors that only the device count brings out."""
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    if args.steps is None:
+        args.steps = sys.maxsize if args.seconds else DEFAULT_STEPS
+    for name in ("steps", "batch", "seq", "layers", "width", "heads", "devices", "bucket_bytes"):
+        if getattr(args, name) < 1:
+            _fail(parser, name, getattr(args, name), "at least 1")
+    for name in ("seconds", "lr"):
+        if getattr(args, name) is not None and not getattr(args, name) > 0:
+            _fail(parser, name, getattr(args, name), "above 0")
+    if args.sample < 0:
+        _fail(parser, "sample", args.sample, "0 (no sample) or a number of bytes")
+    if args.width % args.heads:
+        parser.error(
+            f"--width {args.width} does not split into --heads {args.heads} equal heads; width "
+            f"must be a multiple of heads. Try --width {_round_up(args.width, args.heads)}."
+        )
+    _check_distributed(parser, args)
+    return parser, args
+
+
+def check_batch(parser, args, num_devices: int) -> None:
+    """Ends the program unless every device gets the same number of sequences."""
+    if args.batch % num_devices:
+        parser.error(
+            f"--batch {args.batch} does not split over {num_devices} devices; each device takes "
+            f"the same number of sequences. Try --batch {_round_up(args.batch, num_devices)}."
+        )
+
+
+def set_cpu_device_count(count: int) -> None:
+    """Makes a CPU-only jax show `count` devices. Does nothing to GPUs, all of which are used."""
+    if "jax" in sys.modules:
+        raise RuntimeError("set_cpu_device_count: jax is imported already; call this before it.")
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    kept = [flag for flag in flags if not flag.startswith(DEVICE_COUNT_FLAG)]
+    os.environ["XLA_FLAGS"] = " ".join([*kept, f"{DEVICE_COUNT_FLAG}={count}"])
+
+
+def _add_run_flags(group):
+    group.add_argument(
+        "--steps", type=int, metavar="N", help=f"[{DEFAULT_STEPS}, or no limit with --seconds]"
+    )
+    group.add_argument("--seconds", type=float, metavar="S", help="stop after S seconds")
+    group.add_argument("--batch", type=int, default=16, metavar="N", help="sequences [%(default)s]")
+    group.add_argument("--seq", type=int, default=128, metavar="N", help="bytes each [%(default)s]")
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="[%(default)s]")
+    group.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+
+
+def _add_model_flags(group):
+    group.add_argument("--layers", type=int, default=3, metavar="N", help="[%(default)s]")
+    group.add_argument("--width", type=int, default=128, metavar="N", help="[%(default)s]")
+    group.add_argument("--heads", type=int, default=4, metavar="N", help="[%(default)s]")
+    group.add_argument("--lr", type=float, default=4e-3, help="peak learning rate [%(default)s]")
+
+
+def _add_parallel_flags(group):
+    group.add_argument(
+        "--collectives",
+        choices=("jcoll", "lax"),
+        default="jcoll",
+        help="who sums the gradients: jcoll.sync_gradients, or jax.lax.pmean [%(default)s]",
+    )
+    group.add_argument(
+        "--devices", type=int, default=8, metavar="N", help="virtual CPU devices [%(default)s]"
+    )
+    group.add_argument(
+        "--bucket-bytes", type=int, default=25 * 2**20, metavar="N", help="jcoll only [25 MiB]"
+    )
+    group.add_argument("--distributed", action="store_true", help="call jax.distributed.initialize")
+    group.add_argument("--coordinator", metavar="HOST:PORT", help="if no cluster tells it")
+    group.add_argument("--num-processes", type=int, metavar="N")
+    group.add_argument("--process-id", type=int, metavar="I")
+
+
+def _add_report_flags(group):
+    group.add_argument("--json", metavar="FILE", help="write the history of the run")
+    group.add_argument("--plot", metavar="FILE", help="write a picture of the loss")
+    group.add_argument("--sample", type=int, default=0, metavar="N", help="write N bytes of text")
+
+
+def _check_distributed(parser, args):
+    given = [args.coordinator, args.num_processes, args.process_id]
+    if not args.distributed and any(value is not None for value in given):
+        parser.error(
+            "--coordinator, --num-processes and --process-id describe a run of several processes, "
+            "which needs --distributed as well. Add it, or drop them."
+        )
+    if args.distributed and args.seconds is not None:
+        parser.error(
+            f"--seconds {args.seconds:g} with --distributed: every process would stop at a step of "
+            "its own, and the rest would wait for it. Use --steps."
+        )
+
+
+def _fail(parser, name, value, need):
+    flag = f"--{name.replace('_', '-')}"
+    parser.error(f"{flag} {value} is not possible; it must be {need}.")
+
+
+def _round_up(value, multiple):
+    return -(-value // multiple) * multiple
