@@ -1,0 +1,106 @@
+#include "memory.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "reduce_kernels.h"
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#include <unistd.h>
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23  // Linux 5.14; older headers do not name it, older kernels refuse it
+#endif
+#endif
+
+namespace jcoll {
+namespace {
+
+// What is read once and written several times stays in the L1 cache between.
+constexpr int64_t kTileBytes = 4096;
+
+void Copy(void* dst, const void* src, int64_t nbytes, bool stream) {
+  if (stream) {
+    CurrentKernels().stream_copy(dst, src, nbytes);
+  } else {
+    std::memcpy(dst, src, static_cast<size_t>(nbytes));
+  }
+}
+
+}  // namespace
+
+void CopyTo(const void* src, void* const* dsts, int num_dsts, int64_t nbytes, bool stream) {
+  const char* from = static_cast<const char*>(src);
+  for (int64_t begin = 0; begin < nbytes; begin += kTileBytes) {
+    const int64_t n = std::min(kTileBytes, nbytes - begin);
+    for (int d = 0; d < num_dsts; ++d) {
+      if (dsts[d] != src) Copy(static_cast<char*>(dsts[d]) + begin, from + begin, n, stream);
+    }
+  }
+  if (stream) CurrentKernels().stream_fence();
+}
+
+void CopyRows(const void* src, int64_t src_stride, void* dst, int64_t dst_stride, int64_t num_rows,
+              int64_t row_bytes, bool stream) {
+  const char* from = static_cast<const char*>(src);
+  char* to = static_cast<char*>(dst);
+  for (int64_t r = 0; r < num_rows; ++r) {
+    Copy(to + r * dst_stride, from + r * src_stride, row_bytes, stream);
+  }
+  if (stream) CurrentKernels().stream_fence();
+}
+
+void Zero(void* dst, int64_t nbytes, bool stream) {
+  if (!stream) {
+    if (nbytes > 0) std::memset(dst, 0, static_cast<size_t>(nbytes));
+    return;
+  }
+  alignas(64) static constexpr char kZeros[kTileBytes] = {};
+  for (int64_t begin = 0; begin < nbytes; begin += kTileBytes) {
+    Copy(static_cast<char*>(dst) + begin, kZeros, std::min(kTileBytes, nbytes - begin), true);
+  }
+  CurrentKernels().stream_fence();
+}
+
+#if defined(__linux__)
+
+namespace {
+
+// The whole units inside [p, p + nbytes).
+struct Interior {
+  Interior(void* p, int64_t nbytes, int64_t unit) {
+    const int64_t address = static_cast<int64_t>(reinterpret_cast<intptr_t>(p));
+    const int64_t first = (address + unit - 1) / unit * unit;
+    begin = static_cast<char*>(p) + (first - address);
+    size = std::max<int64_t>(0, (address + nbytes) / unit * unit - first);
+  }
+  char* begin;
+  int64_t size;
+};
+
+}  // namespace
+
+void AdviseHugePages(void* p, int64_t nbytes) {
+  const Interior huge(p, nbytes, int64_t{2} << 20);
+  if (huge.size > 0) madvise(huge.begin, static_cast<size_t>(huge.size), MADV_HUGEPAGE);
+}
+
+bool Prefault(void* p, int64_t nbytes) {
+  constexpr int64_t kMinBytes = 64 << 10;
+  static const int64_t page = sysconf(_SC_PAGESIZE);
+  const Interior pages(p, nbytes, page);
+  if (pages.size < kMinBytes) return false;
+  unsigned char mapped = 1;
+  mincore(pages.begin + pages.size - page, static_cast<size_t>(page), &mapped);
+  if (mapped & 1) return false;
+  return madvise(pages.begin, static_cast<size_t>(pages.size), MADV_POPULATE_WRITE) == 0;
+}
+
+#else
+
+void AdviseHugePages(void*, int64_t) {}
+bool Prefault(void*, int64_t) { return false; }
+
+#endif
+
+}  // namespace jcoll
