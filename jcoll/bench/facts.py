@@ -8,6 +8,8 @@ import os
 import platform
 from pathlib import Path
 
+from jcoll import _native
+
 _PACKAGES = ("jcoll", "jax", "jaxlib", "numpy")
 
 
@@ -37,10 +39,15 @@ def versions() -> dict[str, str]:
     return found
 
 
+def runtime() -> dict[str, str]:
+    """How jcoll's CPU runtime has set itself up."""
+    return {"isa": _native.isa(), "threads": str(_native.num_threads())}
+
+
 def line() -> str:
     """One line for the head of a table."""
-    parts = [cpu_model(), f"{num_cores()} cores", *(f"{k} {v}" for k, v in versions().items())]
-    return ", ".join(parts)
+    named = (f"{name} {value}" for name, value in (versions() | runtime()).items())
+    return ", ".join([cpu_model(), f"{num_cores()} cores", *named])
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import jax  # here, not above: nothing else in this file needs to start it
 
-    facts = {"machine": cpu_model(), "cores": str(num_cores()), **versions()}
+    facts = {"machine": cpu_model(), "cores": str(num_cores()), **versions(), **runtime()}
     facts["devices"] = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
     facts |= {k: v for k, v in sorted(os.environ.items()) if k.startswith(("JCOLL_", "XLA_FLAGS"))}
     width = max(map(len, facts))

@@ -56,18 +56,18 @@ def test_every_op_on_three_devices(tmp_path):
 def test_repeated_collectives(tmp_path, form):
     ops = [op for op, entry in catalog.CATALOG.items() if entry.repeats]
     found, _ = bench(
-        tmp_path, *ops, f"--{form}", "5", "-b", "1K", "-e", "1K", "--devices", "2,3", "-d",
-        "float32,int8", "--malloc", "reuse",
+        tmp_path, *ops, f"--{form}", "5", "-b", "1K", "-e", "1K", "--devices", "3",
+        "--malloc", "reuse",
     )  # fmt: skip
     for row in found:
         check(row)
         assert row["mode"] == f"{form}5"
-    assert len(found) == len(ops) * 2 * 2
+    assert [row["op"] for row in found] == ops
 
 
-@pytest.mark.parametrize("redop", catalog.REDUCE_OPS)
+@pytest.mark.parametrize("redop", ["mean", "max", "prod", "or"])
 def test_reduce_ops(tmp_path, redop):
-    dtype = "uint8" if redop in ("and", "or") else "bfloat16"
+    dtype = "uint8" if redop == "or" else "bfloat16"
     found, _ = bench(
         tmp_path, "all_reduce", "reduce_scatter", "-o", redop, "-d", dtype, "-b", "1K", "-e", "1K",
         "--devices", "2",
