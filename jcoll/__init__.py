@@ -2,6 +2,8 @@
 
 import importlib.metadata as _metadata
 
+from jcoll.explain import explain as explain
+from jcoll.intercept import intercept as intercept
 from jcoll.layers.data_parallel import sync_gradients as sync_gradients
 from jcoll.ops import all_gather as all_gather
 from jcoll.ops import all_reduce as all_reduce

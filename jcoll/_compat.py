@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Hashable, Sequence
+import threading
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 from jax._src import config as _config
 from jax._src import core as _core
+from jax._src import source_info_util as _source_info
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import mlir as _mlir
+from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax import parallel as _parallel
 from jax._src.sharding_impls import SPMDAxisContext as _SPMDAxisContext
 
@@ -19,6 +24,7 @@ Primitive = _core.Primitive
 ShapedArray = _core.ShapedArray
 Tracer = _core.Tracer
 Zero = _ad.Zero
+zero_tangent = _ad.p2tz
 instantiate_zeros = _ad.instantiate_zeros
 is_undefined_primal = _ad.is_undefined_primal
 primitive_jvps = _ad.primitive_jvps
@@ -41,8 +47,14 @@ LAX_PRIMITIVES = {
     "all_to_all": _parallel.all_to_all_p,
     "ppermute": _parallel.ppermute_p,
     "ragged_all_to_all": _parallel.ragged_all_to_all_p,
+    "pbroadcast": _parallel.pbroadcast_p,
 }
 """The primitives of `jax.lax`'s collectives, which `jcoll.intercept` gives another lowering."""
+
+
+INTERCEPTING = jax.make_user_context(False)
+"""Whether lax's collectives are lowered through jcoll here. A thread's own value, over a global one;
+part of the key of every cache of traced, lowered and compiled functions."""
 
 
 def axis_exists(name: Hashable) -> bool:
@@ -104,9 +116,14 @@ def make_varying(x: Any, axes: Sequence[Hashable]) -> Any:
     return _core.pvary(x, missing) if missing else x
 
 
-def untyped_axes() -> Any:
-    """A context in which types do not track varying axes, for code below the typed level."""
-    return _config._check_vma(False)
+@contextlib.contextmanager
+def untyped_axes() -> Iterator[None]:
+    """A context for code below the typed level, where types do not track varying axes.
+
+    lax's collectives are lax's own in it: jcoll's `algorithm="xla"` is written in them.
+    """
+    with _config._check_vma(False), INTERCEPTING(False):
+        yield
 
 
 def mesh_of_lowering(ctx: Any) -> tuple[Any, frozenset] | None:
@@ -132,3 +149,58 @@ def lowering_rules(primitive: Any) -> dict[str | None, Any]:
 def rule_function(rule: Any) -> Callable:
     """The function in a table entry of `lowering_rules`."""
     return rule.rule
+
+
+def replace_lowering(primitive: Any, wrap: Callable[[Callable], Callable]) -> None:
+    """Replaces each lowering rule of a primitive by wrap(rule)."""
+    for platform, entry in lowering_rules(primitive).items():
+        _mlir.register_lowering(primitive, wrap(entry.rule), platform, inline=entry.inline)
+
+
+@contextlib.contextmanager
+def each_lowered(primitives: Iterable[Any]) -> Iterator[None]:
+    """A context in which each equation of these primitives is lowered by itself.
+
+    Else equal equations of a module share the lowering of the first, and its rule cannot tell where
+    they were written. Affects all threads; without harm, as a shared lowering is only a saving.
+    """
+    primitives = tuple(primitives)
+    lower_each(primitives, 1)
+    try:
+        yield
+    finally:
+        lower_each(primitives, -1)
+
+
+def lower_each(primitives: Iterable[Any], count: int) -> None:
+    """Adds to the number of users who want these primitives' equations lowered one by one."""
+    with _lowered_each_lock:
+        _lowered_each.update(dict.fromkeys(primitives, count))
+        wanted = {primitive for primitive, users in _lowered_each.items() if users > 0}
+        _mlir._uncacheable_primitives.difference_update(_lowered_each)
+        _mlir._uncacheable_primitives.update(wanted)
+
+
+_lowered_each: Counter[Any] = Counter()
+_lowered_each_lock = threading.Lock()
+
+
+def lowering_platforms(ctx: Any) -> tuple[str, ...]:
+    """The platforms that a lowering rule is called for; usually one."""
+    return _mlir._platforms_for_eqn(ctx)
+
+
+def lowering_site(ctx: Any) -> tuple[str, int] | None:
+    """(file, line) of the user's frame that wrote the equation which is being lowered."""
+    frame = _source_info.user_frame(ctx.traceback)
+    return None if frame is None else (frame.file_name, frame.start_line)
+
+
+def is_staging() -> bool:
+    """True while a function is traced to be lowered later, by jit, scan and the like."""
+    trace = _core.trace_ctx.trace
+    while trace is not None:
+        if isinstance(trace, _partial_eval.DynamicJaxprTrace):
+            return True
+        trace = getattr(trace, "parent_trace", None)
+    return False

@@ -1,0 +1,136 @@
+"""`jcoll.explain`: which algorithm each collective of a function gets, and why."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import jax
+
+from jcoll import _compat, _native, errors
+from jcoll.config import config
+from jcoll.ops import SPECS
+from jcoll.runtime import decisions
+from jcoll.runtime.decisions import Decision
+
+
+def explain(fn: Callable | None = None, *args: Any, **kwargs: Any) -> Explanation | Environment:
+    """Tells how the collectives of `fn(*args, **kwargs)` are lowered; without a function, what with.
+
+        print(jcoll.explain(train_step, params, batch))
+
+    The function is traced and lowered, neither compiled nor run. There is a row for each of jcoll's
+    collectives and, inside `jcoll.intercept()`, for each of jax.lax's that it covers. The body of a
+    loop, or of an inner jitted function that is called several times, is lowered once.
+
+    Args:
+      fn: function, jitted or not. If jitted, with its static arguments, shardings etc.
+      args, kwargs: its arguments; arrays may be jax.ShapeDtypeStruct.
+
+    Returns:
+      An Explanation, a sequence of rows; an Environment without a function. Both print as a table.
+    """
+    if fn is None:
+        return _environment()
+    if not callable(fn):
+        problem = f"fn={fn!r} is not a function."
+        fix = "Pass the function and its arguments apart: jcoll.explain(fn, *args)."
+        raise TypeError(errors.text("explain", problem, fix))
+    jitted = fn if hasattr(fn, "lower") else jax.jit(fn)
+    with _lock, _compat.each_lowered(_primitives()), _FRESH(object()):
+        with decisions.listening() as rows:
+            jitted.lower(*args, **kwargs)
+        return Explanation(tuple(rows))
+
+
+_FRESH = jax.make_user_context(None)
+"""Part of the key of JAX's caches: a new value has everything traced and lowered anew."""
+
+_lock = threading.RLock()
+
+
+def _primitives() -> list[Any]:
+    return [spec.primitive for spec in SPECS.values()]
+
+
+@dataclass(frozen=True)
+class Explanation(Sequence[Decision]):
+    """The collectives of a function, in the order of their lowering."""
+
+    rows: tuple[Decision, ...]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.rows[index]
+
+    def __str__(self) -> str:
+        if not self.rows:
+            hint = "" if _compat.INTERCEPTING.value else " (jax.lax's: inside jcoll.intercept())"
+            return f"no collectives of jcoll{hint}"
+        return "\n".join(_table(_HEAD, [_cells(row) for row in self.rows]))
+
+
+_HEAD = ("op", "axis", "signature", "ranks", "algorithm", "reason", "call site")
+
+
+def _cells(row: Decision) -> tuple[str, ...]:
+    return tuple(str(getattr(row, field.name)) for field in fields(row))
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    for row in (head, *rows):
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield "  ".join(cells).rstrip()
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What collectives would run on here."""
+
+    platform: str
+    devices: int
+    processes: int
+    served: bool
+    """Whether jcoll has a runtime for the platform."""
+    isa: str
+    threads: int
+    timeout_s: float
+    algorithm: str
+    """What algorithm="auto" means: auto, direct or xla."""
+    intercepting: bool
+
+    def __str__(self) -> str:
+        return "\n".join(_table(("setting", "value"), list(self._lines())))
+
+    def _lines(self) -> Iterator[tuple[str, str]]:
+        devices = f"{self.devices} device{'s' * (self.devices != 1)}"
+        processes = f"{self.processes} process{'es' * (self.processes != 1)}"
+        yield "platform", f"{self.platform}, {devices} in {processes}"
+        if self.served:
+            yield "runtime", f"in process: {self.isa}, {self.threads} threads"
+        else:
+            yield "runtime", f"none for {self.platform}: XLA's own collectives"
+        yield "timeout", f"{self.timeout_s:g} s for the last rank to arrive (JCOLL_TIMEOUT)"
+        yield "algorithm", f"{self.algorithm} (JCOLL_ALGORITHM)"
+        state = "lowered through jcoll" if self.intercepting else "XLA's own"
+        yield "jax.lax", f"collectives are {state} (jcoll.intercept(), JCOLL_INTERCEPT)"
+
+
+def _environment() -> Environment:
+    platform = jax.default_backend()
+    return Environment(
+        platform=platform,
+        devices=jax.device_count(),
+        processes=jax.process_count(),
+        served=platform == "cpu",
+        isa=_native.isa(),
+        threads=_native.num_threads(),
+        timeout_s=config.timeout_s,
+        algorithm=config.algorithm,
+        intercepting=_compat.INTERCEPTING.value,
+    )
