@@ -13,6 +13,7 @@ import numpy as np
 
 from jcoll import _compat, errors
 from jcoll.comm.mesh import Call
+from jcoll.ops._reductions import accumulation_dtype
 from jcoll.runtime import decisions, native
 
 
@@ -162,14 +163,13 @@ def _to_wire(x: Any, reduce_op: str | None) -> Any:
     to add in. Everything else travels as it is: XLA's collectives would widen 16-bit types.
     """
     dtype = x.dtype
-    if jnp.issubdtype(dtype, jnp.integer) and jnp.iinfo(dtype).bits < 8:
-        return x.astype(jnp.int8 if jnp.issubdtype(dtype, jnp.signedinteger) else jnp.uint8)
-    if jnp.issubdtype(dtype, jnp.floating):
-        bits = jnp.finfo(dtype).bits
-        if bits < 8:
-            return x.astype(jnp.float8_e4m3fn if reduce_op is None else jnp.float32)
-        if bits == 8 and reduce_op is not None:
-            return x.astype(jnp.float32)
+    if jnp.issubdtype(dtype, jnp.integer):
+        return x.astype(accumulation_dtype(dtype))
+    if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits <= 8:
+        if reduce_op is not None:
+            return x.astype(accumulation_dtype(dtype))
+        if jnp.finfo(dtype).bits < 8:
+            return x.astype(jnp.float8_e4m3fn)  # Has every value of the smaller types.
     return x
 
 

@@ -123,7 +123,7 @@ def rank_in_group(call: Call) -> Any:
     """This rank, a traced int32."""
     index = jax.lax.axis_index(call.axes)
     _, rank_of = call.groups.tables()
-    return jnp.asarray(rank_of)[index] if rank_of else index
+    return jnp.asarray(rank_of, index.dtype)[index] if rank_of else index
 
 
 def is_root(call: Call, root: int) -> Any:
@@ -217,7 +217,7 @@ def _out_partition(spec: CollectiveSpec, aval: Any, ndim: int) -> Any:
 def _linear_jvp(primitive: Any, primals: Any, tangents: Any, **params: Any) -> Any:
     outs = primitive.bind(*primals, **params)
     if all(type(t) is _compat.Zero for t in tangents):
-        return outs, [_compat.Zero.from_primal_value(o) for o in outs]
+        return outs, [_compat.zero_tangent(o) for o in outs]
     tangents = [_compat.instantiate_zeros(t) for t in tangents]
     return outs, primitive.bind(*tangents, **params)
 

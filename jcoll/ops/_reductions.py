@@ -53,9 +53,11 @@ def canonical(where: str, op: str, x: Any) -> tuple[Any, str, int | None]:
 
 
 def accumulation_dtype(dtype: Any) -> Any:
-    """float32 for floats of 16 bits and less, else the type itself."""
+    """float32 for floats of 16 bits and less, bytes for smaller integers, else the type itself."""
     if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits <= 16:
         return np.dtype(np.float32)
+    if jnp.issubdtype(dtype, jnp.integer) and jnp.iinfo(dtype).bits < 8:
+        return np.dtype(np.int8 if jnp.issubdtype(dtype, jnp.signedinteger) else np.uint8)
     return dtype
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from jcoll import errors
 from jcoll.comm.mesh import Call
+from jcoll.ops import _primitive
 
 
 def check_index(call: Call, name: str, x: Any, length_of: int) -> Any:
@@ -52,15 +53,14 @@ def expand(mask: Any, ndim: int) -> Any:
 
 def covered(offsets: Any, sizes: Any, num_rows: int) -> Any:
     """Which of num_rows rows lie in any of the ranges [offset, offset + size)."""
-    rows = jnp.arange(num_rows)[:, None]
-    return ((rows >= offsets) & (rows < offsets + sizes)).any(axis=1)
+    rows = jnp.arange(num_rows, dtype=offsets.dtype)[:, None]
+    begin, end = offsets[None], (offsets + sizes)[None]
+    return ((rows >= begin) & (rows < end)).any(axis=1)
 
 
 def through_gather(spec: Any, *arrays: Any, call: Call, **static: Any) -> list[Any]:
     """Any collective by all_gather and its reference: where XLA has no ragged collective."""
     groups = call.groups.members
     gathered = [jax.lax.all_gather(x, call.axes, axis_index_groups=groups) for x in arrays]
-    rank = jax.lax.axis_index(call.axes)
-    _, rank_of = call.groups.tables()
-    rank = jnp.asarray(rank_of)[rank] if rank_of else rank
+    rank = _primitive.rank_in_group(call)
     return [y[rank] for y in spec.stacked(jnp, *gathered, **static)]

@@ -131,7 +131,7 @@ def _jvp(primals: Any, tangents: Any, *, call: Call, op: str) -> Any:
     (x,), (t,) = primals, tangents
     (y,) = _primitive.bind(SPEC, x, call=call, op=op)
     if type(t) is _compat.Zero:
-        return [y], [_compat.Zero.from_primal_value(y)]
+        return [y], [_compat.zero_tangent(y)]
     if op in ("sum", "mean"):
         return [y], _primitive.bind(SPEC, t, call=call, op=op)
     return [y], [_nonlinear_tangent(x, t, y, op, call)]
@@ -156,7 +156,7 @@ def _product_of_others(x: Any, call: Call) -> Any:
         raise NotImplementedError(errors.text(call.where, problem, "Use groups of equal size."))
     (xs,) = _primitive.bind(GATHER, x, call=call)
     rank = _primitive.rank_in_group(call)
-    is_own = (jnp.arange(call.num_ranks) == rank).reshape(-1, *(1,) * x.ndim)
+    is_own = (jnp.arange(call.num_ranks, dtype=rank.dtype) == rank).reshape(-1, *(1,) * x.ndim)
     return jnp.where(is_own, jnp.ones_like(xs), xs).prod(axis=0)
 
 

@@ -85,9 +85,10 @@ def _check(call: Call, x: Any, output_size: int, overflow: str) -> None:
 def _layout(xp: Any, counts: Any, output_size: int) -> tuple[Any, Any, Any, Any]:
     """For counts[src, dst] of all ranks: x_row, y_row (where the rows of a pair begin in x and in
     y), kept and dropped (how many fit), each [src, dst]."""
-    x_row = xp.cumsum(counts, axis=1) - counts
-    y_end = xp.minimum(xp.cumsum(counts, axis=0), output_size)
-    y_row = xp.minimum(xp.cumsum(counts, axis=0) - counts, output_size)
+    dtype = counts.dtype
+    x_row = xp.cumsum(counts, axis=1, dtype=dtype) - counts
+    y_end = xp.cumsum(counts, axis=0, dtype=dtype)
+    y_end, y_row = xp.minimum(y_end, output_size), xp.minimum(y_end - counts, output_size)
     kept = y_end - y_row
     return x_row, y_row, kept, counts - kept
 
@@ -102,7 +103,7 @@ def _take(xp: Any, x: Any, rows: Any, hit: Any) -> Any:
 
 def _stacked(xp: Any, xs: Any, counts: Any, *, output_size: int, drop: bool) -> Any:
     x_row, y_row, kept, dropped = _layout(xp, counts, output_size)
-    row = xp.arange(output_size)
+    row = xp.arange(output_size, dtype=counts.dtype)
     ys = []
     for dst in range(xs.shape[0]):
         y = xp.zeros((output_size, *xs.shape[2:]), xs.dtype)
@@ -120,7 +121,7 @@ def _stacked_back(
     xp: Any, cts: Any, counts: Any, *, output_size: int, drop: bool, num_rows: int
 ) -> Any:
     x_row, y_row, kept, _ = _layout(xp, counts, output_size)
-    row = xp.arange(num_rows)
+    row = xp.arange(num_rows, dtype=counts.dtype)
     xs = []
     for src in range(cts.shape[0]):
         x = xp.zeros((num_rows, *cts.shape[2:]), cts.dtype)
@@ -207,7 +208,7 @@ BACK = CollectiveSpec(
 def _jvp(primals: Any, tangents: Any, *, call: Call, **static: Any) -> Any:
     x, counts = primals
     outs = _primitive.bind(SPEC, x, counts, call=call, **static)
-    zeros = [_compat.Zero.from_primal_value(y) for y in outs]
+    zeros = [_compat.zero_tangent(y) for y in outs]
     if type(tangents[0]) is _compat.Zero:
         return outs, zeros
     t, *_ = _primitive.bind(SPEC, tangents[0], counts, call=call, **static)
@@ -225,7 +226,7 @@ def _jvp_back(primals: Any, tangents: Any, *, call: Call, **static: Any) -> Any:
     ct, counts = primals
     outs = _primitive.bind(BACK, ct, counts, call=call, **static)
     if type(tangents[0]) is _compat.Zero:
-        return outs, [_compat.Zero.from_primal_value(outs[0])]
+        return outs, [_compat.zero_tangent(outs[0])]
     return outs, _primitive.bind(BACK, tangents[0], counts, call=call, **static)
 
 

@@ -93,7 +93,7 @@ def _stacked(
 ) -> Any:
     num_ranks, num_entries = sends.shape
     num_updates = num_entries // num_ranks
-    row = xp.arange(output.shape[1])
+    row = xp.arange(output.shape[1], dtype=sends.dtype)
     results = []
     for dst in range(num_ranks):
         y = output[dst]
@@ -141,7 +141,7 @@ def _jvp(primals: Any, tangents: Any, *, call: Call) -> Any:
     operand, output, *index = primals
     outs = _primitive.bind(SPEC, operand, output, *index, call=call)
     if type(tangents[0]) is type(tangents[1]) is _compat.Zero:
-        return outs, [_compat.Zero.from_primal_value(outs[0])]
+        return outs, [_compat.zero_tangent(outs[0])]
     linear = [_compat.instantiate_zeros(t) for t in tangents[:2]]
     return outs, _primitive.bind(SPEC, *linear, *index, call=call)
 

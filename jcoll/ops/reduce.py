@@ -99,7 +99,7 @@ def _jvp(primals: Any, tangents: Any, *, call: Call, op: str, root: int) -> Any:
     (x,), (t,) = primals, tangents
     (y,) = _primitive.bind(SPEC, x, call=call, op=op, root=root)
     if type(t) is _compat.Zero:
-        return [y], [_compat.Zero.from_primal_value(y)]
+        return [y], [_compat.zero_tangent(y)]
     if op in ("sum", "mean"):
         return [y], _primitive.bind(SPEC, t, call=call, op=op, root=root)
 

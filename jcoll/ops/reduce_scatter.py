@@ -130,7 +130,7 @@ def _jvp(primals: Any, tangents: Any, *, call: Call, op: str) -> Any:
     (x,), (t,) = primals, tangents
     (y,) = _primitive.bind(SPEC, x, call=call, op=op)
     if type(t) is _compat.Zero:
-        return [y], [_compat.Zero.from_primal_value(y)]
+        return [y], [_compat.zero_tangent(y)]
     if op in ("sum", "mean"):
         return [y], _primitive.bind(SPEC, t, call=call, op=op)
     (xs,) = _primitive.bind(ALL_TO_ALL, x, call=call)
