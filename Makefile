@@ -16,7 +16,7 @@ py := $(bin)/python
 native_sources := $(shell find csrc cmake) CMakeLists.txt pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test native-test sanitize lint format wheel bench build clean
+.PHONY: help demo test native-test sanitize lint lint-python lint-types lint-native format wheel bench build clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -39,11 +39,17 @@ sanitize: $(VENV)/.deps-build ## Run the native tests under ASan+UBSan, then und
 	$(call configure,build/tsan,thread)
 	$(call ctest,build/tsan)
 
-lint: $(VENV)/.deps-dev $(VENV)/.deps-runtime ## Check style and types, changing nothing
+lint: lint-python lint-types lint-native ## Check style and types, changing nothing (-k: all of it)
+
+lint-python: $(VENV)/.deps-dev
 	$(bin)/ruff check .
 	$(bin)/ruff format --check .
-	$(bin)/clang-format --dry-run -Werror $(cxx_files)
+
+lint-types: $(VENV)/.deps-dev $(VENV)/.deps-runtime $(VENV)/.deps-test $(VENV)/.deps-examples
 	$(bin)/pyright --pythonpath $(py)
+
+lint-native: $(VENV)/.deps-dev
+	$(bin)/clang-format --dry-run -Werror $(cxx_files)
 
 format: $(VENV)/.deps-dev ## Rewrite the sources in the project's style
 	$(bin)/ruff check --fix-only .
