@@ -72,9 +72,9 @@ inline int Main(const char* filter) {
 
 }  // namespace check
 
-#define TEST(name)                                                        \
-  static void name();                                                     \
-  static const bool name##_registered = check::Register({#name, &name});  \
+#define TEST(name)                                                       \
+  static void name();                                                    \
+  static const bool name##_registered = check::Register({#name, &name}); \
   static void name()
 #define EXPECT(cond) check::Report(static_cast<bool>(cond), __FILE__, __LINE__, #cond)
 #define EXPECT_EQ(a, b) check::Equal((a), (b), #a " == " #b, __FILE__, __LINE__)
