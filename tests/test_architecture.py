@@ -225,7 +225,8 @@ def test_environment_variables_are_fields_of_the_config():
 def test_public_names_have_docstrings():
     import jcoll
 
-    assert jcoll.__all__ == sorted(set(jcoll.__all__))
-    named = {name: getattr(jcoll, name) for name in jcoll.__all__}
-    bare = [name for name, value in named.items() if callable(value) and not value.__doc__]
+    public = {name: value for name, value in vars(jcoll).items() if not name.startswith("_")}
+    called = {name: value for name, value in public.items() if callable(value)}
+    assert {"all_reduce", "sync_gradients", "metrics"} <= set(called)
+    bare = sorted(name for name, value in called.items() if not value.__doc__)
     assert not bare

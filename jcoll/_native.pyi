@@ -1,0 +1,33 @@
+"""The module that csrc/bindings.cc makes."""
+
+from typing import Any
+
+def targets() -> dict[str, dict[str, object]]:
+    """{target name: {stage: capsule}}, as jax.ffi.register_ffi_target takes it."""
+
+def metrics() -> list[dict[str, Any]]:
+    """One row per call site, as jcoll.metrics returns them, idle ones included."""
+
+def reset_metrics() -> None:
+    """Zeroes all counts."""
+
+def set_default_timeout(seconds: float) -> None:
+    """The deadline of the collectives that name none."""
+
+def set_num_threads(num_threads: int) -> None:
+    """The size of the pool; to be called before the first collective."""
+
+def num_threads() -> int:
+    """The size of the pool: the cores of this process, unless set."""
+
+def num_workers_alive() -> int:
+    """Threads of the pool that run now."""
+
+def num_stalls() -> int:
+    """How often the pool was found stuck with work in its queue, and given another thread."""
+
+def isa() -> str:
+    """The instruction set of the reductions in use: avx512, avx2 or baseline."""
+
+def set_isa(name: str) -> bool:
+    """Uses that one from now on; False, and no change, if this machine has no such set."""
