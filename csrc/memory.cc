@@ -85,21 +85,22 @@ void AdviseHugePages(void* p, int64_t nbytes) {
   if (huge.size > 0) madvise(huge.begin, static_cast<size_t>(huge.size), MADV_HUGEPAGE);
 }
 
-bool Prefault(void* p, int64_t nbytes) {
+void Prefault(void* p, int64_t nbytes) {
   constexpr int64_t kMinBytes = 64 << 10;
   static const int64_t page = sysconf(_SC_PAGESIZE);
   const Interior pages(p, nbytes, page);
-  if (pages.size < kMinBytes) return false;
+  if (pages.size < kMinBytes) return;
+  // The last page stands for all: a buffer cut from the end of the heap has old pages first.
   unsigned char mapped = 1;
   mincore(pages.begin + pages.size - page, static_cast<size_t>(page), &mapped);
-  if (mapped & 1) return false;
-  return madvise(pages.begin, static_cast<size_t>(pages.size), MADV_POPULATE_WRITE) == 0;
+  if (mapped & 1) return;
+  madvise(pages.begin, static_cast<size_t>(pages.size), MADV_POPULATE_WRITE);
 }
 
 #else
 
 void AdviseHugePages(void*, int64_t) {}
-bool Prefault(void*, int64_t) { return false; }
+void Prefault(void*, int64_t) {}
 
 #endif
 

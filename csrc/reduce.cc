@@ -22,7 +22,8 @@ struct Isa {
 bool Always() { return true; }
 
 #if defined(__x86_64__)
-// These ask the operating system too: a processor may have registers which the system does not save.
+// These ask the operating system too: a processor may have registers which the system does not
+// save.
 bool HasAvx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
          __builtin_cpu_supports("f16c");
@@ -33,12 +34,12 @@ bool HasAvx512() {
 }
 #endif
 
-constexpr Isa kIsas[] = {  // best first
+constexpr Isa kIsas[] = {// best first
 #if defined(__x86_64__)
-    {"avx512", &avx512::kKernels, HasAvx512},
-    {"avx2", &avx2::kKernels, HasAvx2},
+                         {"avx512", &avx512::kKernels, HasAvx512},
+                         {"avx2", &avx2::kKernels, HasAvx2},
 #endif
-    {"baseline", &baseline::kKernels, Always}};
+                         {"baseline", &baseline::kKernels, Always}};
 
 const Isa* Best() {
   for (const Isa& isa : kIsas) {

@@ -10,8 +10,8 @@
 //
 // The result is a function of the source values and their order alone. It is the same bits on every
 // instruction set, on every thread (under ScopedFlushDenormals), for every way of cutting the range
-// into calls, and in every destination. One thing is left open: which payload a NaN has when several
-// sources are NaN.
+// into calls, and in every destination. One thing is left open: which payload a NaN has when
+// several sources are NaN.
 
 namespace jcoll {
 
@@ -27,8 +27,8 @@ bool ParseReduceOp(std::string_view name, ReduceOp* op);
 // (logical). sum, prod: all but bool, which the caller casts to the integer type that it wants.
 bool Supports(DType dtype, ReduceOp op);
 
-// Reduces num_srcs >= 1 arrays of `count` >= 0 elements in source order, ((s0 + s1) + s2) + ..., and
-// writes the same result to num_dsts >= 1 arrays.
+// Reduces num_srcs >= 1 arrays of `count` >= 0 elements in source order, ((s0 + s1) + s2) + ...,
+// and writes the same result to num_dsts >= 1 arrays.
 //
 // float16 and bfloat16 accumulate in float and round once. mean divides by num_srcs in the
 // accumulation type. Integers wrap. min and max: NaN in any source gives NaN, and -0 < +0.
@@ -39,7 +39,7 @@ bool Supports(DType dtype, ReduceOp op);
 // have any byte alignment. `stream` bypasses the cache when it writes: for destinations which are
 // so large that the reader finds them in memory anyway (see kStreamThresholdBytes in memory.h).
 //
-// Safe to call from many threads on disjoint ranges. Does not allocate; uses < 64 KiB of stack.
+// Safe to call from many threads on disjoint ranges. Does not allocate; uses < 16 KiB of stack.
 using ReduceFn = void (*)(const void* const* srcs, int num_srcs, void* const* dsts, int num_dsts,
                           int64_t count, bool stream);
 
@@ -54,7 +54,8 @@ void Reduce(DType dtype, ReduceOp op, const void* const* srcs, int num_srcs, voi
 const char* IsaName();
 
 // Uses another one from now on; for tests and for the environment variable JCOLL_ISA, which the
-// caller reads. Returns false, and changes nothing, when the name is unknown or the machine lacks it.
+// caller reads. Returns false, and changes nothing, when the name is unknown or the machine lacks
+// it.
 bool SetIsa(std::string_view name);
 
 // While it lives, arithmetic of the calling thread takes and gives zero for denormal numbers (x86:

@@ -1,9 +1,10 @@
 // The loops of Reduce, for one instruction set (see reduce_kernels.h for what that forbids here).
 //
-// A range is cut into tiles. Of each tile, the sources are folded into an accumulator that stays in the
-// L1 cache, kFan of them in a pass; it is rounded to the storage type, and copied to every destination.
-// All sources of a tile are read before any destination of it is written, so a destination may be a
-// source. Every step is elementwise, so neither tile nor fan nor vector width can change a result.
+// A range is cut into tiles. Of each tile, the sources are folded into an accumulator that stays in
+// the L1 cache, kFan of them in a pass; it is rounded to the storage type, and copied to every
+// destination. All sources of a tile are read before any destination of it is written, so a
+// destination may be a source. Every step is elementwise, so neither tile nor fan nor vector width
+// can change a result.
 
 #include "reduce_kernels.h"
 
@@ -19,22 +20,31 @@
 #define JCOLL_ISA baseline
 #endif
 
+// The iterations of the next loop are independent: it stores to memory of our own, which nothing
+// else in it overlaps.
+#if defined(__clang__)
+#define JCOLL_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define JCOLL_INDEPENDENT _Pragma("GCC ivdep")
+#endif
+
 namespace jcoll {
 namespace JCOLL_ISA {
 namespace {
 
-// Bytes of the accumulator. Between 2 and 16 KiB nothing changes by more than the noise of the machine;
-// below, calls and loop ends cost; above, the destination's copy of a tile pushes the sources out of L1.
+// Bytes of the accumulator. Between 2 and 16 KiB nothing changes by more than the noise of the
+// machine; below, calls and loop ends cost; above, the destination's copy of a tile pushes the
+// sources out of L1.
 constexpr int64_t kTileBytes = 4096;
 
-// Sources folded in a pass. Eight at a time are 1 % faster for 8 ranks and 10 % slower for 4, where all
-// but the first would go alone.
+// Sources folded in a pass. Eight at a time are 1 % faster for 8 ranks and 10 % slower for 4, where
+// all but the first would go alone.
 constexpr int kFan = 4;
 
-// Bytes of each source's next tile asked for while this tile is written. The hardware follows a stream
-// inside a page but not across its end, and of 8 sources some tile always begins a page: 10 to 14 % more
-// bandwidth out of memory, 1 % in the cache. (Asking for the whole tile is slower: it fills the line
-// buffers.)
+// Bytes of each source's next tile asked for while this tile is written. The hardware follows a
+// stream inside a page but not across its end, and of 8 sources some tile always begins a page: 10
+// to 14 % more bandwidth out of memory, 1 % in the cache. (Asking for the whole tile is slower: it
+// fills the line buffers.)
 constexpr int64_t kPrefetchBytes = 256;
 
 template <typename T>
@@ -44,11 +54,11 @@ T Read(const char* base, int64_t index) {
   return value;
 }
 
-// ---- Copies past the cache. --------------------------------------------------------------------------------
+// ---- Copies past the cache.
 //
-// A store to a line that is not in the cache reads the line first; a streaming store of a whole line does
-// not. One line per instruction is the fastest (on a Xeon of 2023, copying 4 KiB tiles to 8 places:
-// ordinary 7, 16-byte 16, 32-byte 19.4, 64-byte 19.7 GB/s written).
+// A store to a line that is not in the cache reads the line first; a streaming store of a whole
+// line does not. One line per instruction is the fastest (on a Xeon of 2023, copying 4 KiB tiles to
+// 8 places: ordinary 7, 16-byte 16, 32-byte 19.4, 64-byte 19.7 GB/s written).
 
 #if defined(__AVX512F__)
 using Lane = __m512i;
@@ -61,7 +71,7 @@ using Lane = __m128i;
 void StreamLane(void* to, Lane x) { _mm_stream_si128(static_cast<Lane*>(to), x); }
 #endif
 
-void Copy(char* dst, const char* src, int64_t nbytes) {
+void Copy(void* dst, const void* src, int64_t nbytes) {
   __builtin_memcpy(dst, src, static_cast<size_t>(nbytes));
 }
 
@@ -84,13 +94,11 @@ void StreamCopy(void* to, const void* from, int64_t nbytes) {
 }
 void StreamFence() { _mm_sfence(); }
 #else
-void StreamCopy(void* dst, const void* src, int64_t nbytes) {
-  Copy(static_cast<char*>(dst), static_cast<const char*>(src), nbytes);
-}
+void StreamCopy(void* dst, const void* src, int64_t nbytes) { Copy(dst, src, nbytes); }
 void StreamFence() {}
 #endif
 
-// ---- Between storage and accumulation type. ---------------------------------------------------------------
+// ---- Between storage and accumulation type.
 
 template <typename T>
 T Widen(T x) {
@@ -106,8 +114,8 @@ void Narrow(T x, T* out) {
 void Narrow(float x, Float16* out) { *out = ToFloat16(x); }
 void Narrow(float x, BFloat16* out) { *out = ToBFloat16(x); }
 
-// float16 where the machine converts it: a vector of elements is then an element of these rules, because
-// the compiler would not find the instructions in integer code.
+// float16 where the machine converts it: a vector of elements is then an element of these rules,
+// because the compiler would not find the instructions in integer code.
 #if defined(__F16C__)
 struct Halves {
   __m128i v;
@@ -122,7 +130,7 @@ Floats operator*(Floats a, Floats b) { return {a.v * b.v}; }
 Floats operator/(Floats a, int b) { return {a.v / static_cast<float>(b)}; }
 #endif
 
-// ---- Rules: what one (dtype, op) pair does with elements. --------------------------------------------------
+// ---- Rules: what one (dtype, op) pair does with elements.
 //
 // Storage and Acc are the types in memory and of the accumulator. Load: Storage -> Acc;
 // Combine: (Acc, Acc) -> Acc; Store: (Acc, num_srcs) -> Storage.
@@ -158,9 +166,24 @@ struct Exact {
   static T Store(T x, int) { return x; }
 };
 
-template <typename C>
+// Where it sees products with alternating signs, GCC (12 for one) makes fused multiply-adds of them
+// despite -ffp-contract=off, and the result would depend on the instruction set. With the sign
+// turned in an integer it sees sums only; a + (-b) is exactly a - b.
+template <typename Real, typename Bits>
+Real Negated(Real x) {
+  Bits bits;
+  __builtin_memcpy(&bits, &x, sizeof bits);
+  bits ^= Bits{1} << (8 * sizeof bits - 1);
+  __builtin_memcpy(&x, &bits, sizeof bits);
+  return x;
+}
+
+template <typename C, typename Bits>
 struct ComplexProduct : Exact<C> {
-  static C Combine(C a, C b) { return {a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re}; }
+  static C Combine(C a, C b) {
+    const auto minus_im = Negated<decltype(a.im), Bits>(a.im);
+    return {a.re * b.re + minus_im * b.im, a.re * b.im + a.im * b.re};
+  }
 };
 
 template <typename T, bool kIsMax>
@@ -168,11 +191,11 @@ struct Extremum : Exact<T> {
   static T Combine(T a, T b) { return (kIsMax ? a > b : a < b) ? a : b; }
 };
 
-// min and max of floating types. Read as signed integers, positive floating values are in order, and
-// negative ones in reverse; flipping the magnitude bits of the negative ones (an involution) makes one
-// order of all, with -0 just below +0. A NaN is given the sign that makes it win. What remains is an
-// integer min or max: one vector instruction, exact for denormals in any mode of the thread, and half
-// the width of float for the 16-bit types.
+// min and max of floating types. Read as signed integers, positive floating values are in order,
+// and negative ones in reverse; flipping the magnitude bits of the negative ones (an involution)
+// makes one order of all, with -0 just below +0. A NaN is given the sign that makes it win. What
+// remains is an integer min or max: one vector instruction, exact for denormals in any mode of the
+// thread, and half the width of float for the 16-bit types.
 template <typename Key, Key kInfinity, bool kIsMax>
 struct FloatExtremum : Extremum<Key, kIsMax> {
   static constexpr Key kMagnitude = static_cast<Key>(std::make_unsigned_t<Key>(-1) / 2);
@@ -195,10 +218,9 @@ struct Logical : Bitwise<uint8_t, kIsAnd> {
   static uint8_t Load(uint8_t x) { return x != 0; }
 };
 
-// ---- Loops. ---------------------------------------------------------------------------------------------------
+// ---- Loops.
 
-// acc = acc, src[0], src[1], ... combined from left to right; without acc when kFirst. ivdep: the
-// accumulator is our own memory, which no source overlaps.
+// acc = acc, src[0], src[1], ... combined from left to right; without acc when kFirst.
 template <typename Rule, int kNumSrcs, bool kFirst>
 void Fold(const void* const* srcs, int64_t begin, typename Rule::Acc* acc, int64_t n) {
   using Storage = typename Rule::Storage;
@@ -206,10 +228,9 @@ void Fold(const void* const* srcs, int64_t begin, typename Rule::Acc* acc, int64
   for (int k = 0; k < kNumSrcs; ++k) {
     src[k] = static_cast<const char*>(srcs[k]) + begin * static_cast<int64_t>(sizeof(Storage));
   }
-#pragma GCC ivdep
+  JCOLL_INDEPENDENT
   for (int64_t i = 0; i < n; ++i) {
     typename Rule::Acc value = kFirst ? Rule::Load(Read<Storage>(src[0], i)) : acc[i];
-#pragma GCC unroll 8
     for (int k = kFirst ? 1 : 0; k < kNumSrcs; ++k) {
       value = Rule::Combine(value, Rule::Load(Read<Storage>(src[k], i)));
     }
@@ -218,17 +239,21 @@ void Fold(const void* const* srcs, int64_t begin, typename Rule::Acc* acc, int64
 }
 
 template <typename Rule>
-void FoldAll(const void* const* srcs, int num_srcs, int64_t begin, typename Rule::Acc* acc, int64_t n) {
+void FoldAll(const void* const* srcs, int num_srcs, int64_t begin, typename Rule::Acc* acc,
+             int64_t n) {
   int k = num_srcs >= kFan ? kFan : 1;
-  if (k == kFan) Fold<Rule, kFan, true>(srcs, begin, acc, n);
-  else Fold<Rule, 1, true>(srcs, begin, acc, n);
+  if (k == kFan) {
+    Fold<Rule, kFan, true>(srcs, begin, acc, n);
+  } else {
+    Fold<Rule, 1, true>(srcs, begin, acc, n);
+  }
   for (; k + kFan <= num_srcs; k += kFan) Fold<Rule, kFan, false>(srcs + k, begin, acc, n);
   for (; k < num_srcs; ++k) Fold<Rule, 1, false>(srcs + k, begin, acc, n);
 }
 
 template <typename Rule>
 void StoreAll(const typename Rule::Acc* acc, int num_srcs, typename Rule::Storage* out, int64_t n) {
-#pragma GCC ivdep
+  JCOLL_INDEPENDENT
   for (int64_t i = 0; i < n; ++i) out[i] = Rule::Store(acc[i], num_srcs);
 }
 
@@ -243,7 +268,11 @@ void Distribute(const void* tile, void* const* dsts, int num_dsts, int64_t offse
                 bool stream) {
   for (int d = 0; d < num_dsts; ++d) {
     char* dst = static_cast<char*>(dsts[d]) + offset;
-    stream ? StreamCopy(dst, tile, nbytes) : Copy(dst, static_cast<const char*>(tile), nbytes);
+    if (stream) {
+      StreamCopy(dst, tile, nbytes);
+    } else {
+      Copy(dst, tile, nbytes);
+    }
   }
 }
 
@@ -258,8 +287,11 @@ void RunRange(const void* const* srcs, int num_srcs, void* const* dsts, int num_
   alignas(64) Acc acc[kTile];
   alignas(64) Storage narrow[kInPlace ? 1 : kTile];
   Storage* out;
-  if constexpr (kInPlace) out = acc;
-  else out = narrow;
+  if constexpr (kInPlace) {
+    out = acc;
+  } else {
+    out = narrow;
+  }
   for (int64_t tile = begin; tile < end; tile += kTile) {
     const int64_t n = end - tile < kTile ? end - tile : kTile;
     FoldAll<Rule>(srcs, num_srcs, tile, acc, n);
@@ -284,8 +316,8 @@ void RunPairs(const void* const* srcs, int num_srcs, void* const* dsts, int num_
 }
 
 template <ReduceOp kOp>
-void RunFloat16(const void* const* srcs, int num_srcs, void* const* dsts, int num_dsts, int64_t count,
-                bool stream) {
+void RunFloat16(const void* const* srcs, int num_srcs, void* const* dsts, int num_dsts,
+                int64_t count, bool stream) {
   int64_t done = 0;
 #if defined(__F16C__)
   constexpr int64_t kWidth = sizeof(Halves) / sizeof(Float16);
@@ -296,7 +328,7 @@ void RunFloat16(const void* const* srcs, int num_srcs, void* const* dsts, int nu
   RunRange<Arithmetic<Float16, float, kOp>>(srcs, num_srcs, dsts, num_dsts, done, count, stream);
 }
 
-// ---- The table. --------------------------------------------------------------------------------------------
+// ---- The table.
 
 template <typename Storage, typename Accum, ReduceOp kOp>
 constexpr ReduceFn SelectArithmetic() {
@@ -308,7 +340,8 @@ constexpr ReduceFn SelectArithmetic() {
   } else if constexpr (std::is_integral_v<Storage>) {
     return Run<Arithmetic<Accum, Accum, kOp>>;
   } else if constexpr (std::is_class_v<Accum> && kIsProd) {
-    return Run<ComplexProduct<Storage>>;
+    using Bits = std::conditional_t<sizeof(Accum) == 8, uint32_t, uint64_t>;
+    return Run<ComplexProduct<Storage, Bits>>;
   } else if constexpr (std::is_class_v<Accum>) {
     using Real = decltype(Accum::re);
     return RunPairs<Arithmetic<Real, Real, kOp>>;
@@ -321,8 +354,12 @@ template <typename Storage, bool kIsMax>
 constexpr ReduceFn SelectExtremum() {
   if constexpr (std::is_integral_v<Storage>) return Run<Extremum<Storage, kIsMax>>;
   if constexpr (std::is_same_v<Storage, Bool>) return Run<Logical<!kIsMax>>;
-  if constexpr (std::is_same_v<Storage, Float16>) return Run<FloatExtremum<int16_t, 0x7c00, kIsMax>>;
-  if constexpr (std::is_same_v<Storage, BFloat16>) return Run<FloatExtremum<int16_t, 0x7f80, kIsMax>>;
+  if constexpr (std::is_same_v<Storage, Float16>) {
+    return Run<FloatExtremum<int16_t, 0x7c00, kIsMax>>;
+  }
+  if constexpr (std::is_same_v<Storage, BFloat16>) {
+    return Run<FloatExtremum<int16_t, 0x7f80, kIsMax>>;
+  }
   if constexpr (std::is_same_v<Storage, float>) {
     return Run<FloatExtremum<int32_t, 0x7f800000, kIsMax>>;
   }
@@ -342,19 +379,24 @@ constexpr ReduceFn SelectBitwise() {
 }  // namespace
 
 extern const KernelTable kKernels;
-constexpr KernelTable kKernels = {StreamCopy, StreamFence, {
-// In the order of ReduceOp.
-#define JCOLL_DTYPE(enumerator, name, Storage, Accum)                                           \
-  {SelectArithmetic<Storage, Accum, ReduceOp::kSum>(),                                          \
-   SelectArithmetic<Storage, Accum, ReduceOp::kMean>(),                                         \
-   SelectArithmetic<Storage, Accum, ReduceOp::kProd>(),                                         \
-   SelectExtremum<Storage, false>(),                                                            \
-   SelectExtremum<Storage, true>(),                                                             \
-   SelectBitwise<Storage, Accum, true>(),                                                       \
+// clang-format off
+constexpr KernelTable kKernels = {
+    StreamCopy,
+    StreamFence,
+    {
+// A row per dtype, in the order of ReduceOp.
+#define JCOLL_DTYPE(enumerator, name, Storage, Accum)   \
+  {SelectArithmetic<Storage, Accum, ReduceOp::kSum>(),  \
+   SelectArithmetic<Storage, Accum, ReduceOp::kMean>(), \
+   SelectArithmetic<Storage, Accum, ReduceOp::kProd>(), \
+   SelectExtremum<Storage, false>(),                    \
+   SelectExtremum<Storage, true>(),                     \
+   SelectBitwise<Storage, Accum, true>(),               \
    SelectBitwise<Storage, Accum, false>()},
 #include "dtypes.def"
 #undef JCOLL_DTYPE
-}};
+    }};
+// clang-format on
 
 }  // namespace JCOLL_ISA
 }  // namespace jcoll

@@ -2,14 +2,16 @@
 //
 //   bench_reduce [max_bytes_per_rank] [num_threads] [num_ranks]
 //
-// Prints a row per (op, dtype, bytes per rank, kind of destination pages): bytes read and written per
-// second, ordinary stores and streaming stores side by side, the best of the repeats taken in turn.
+// Prints a row per (op, dtype, bytes per rank, kind of destination pages): bytes read and written
+// per second, ordinary stores and streaming stores side by side, the best of the repeats taken in
+// turn.
 //   all_reduce  num_ranks sources into num_ranks destinations, sum
 //   all_gather  each source into a part of every destination
 //   all_to_all  each part of each source into one destination
-// Pages: "warm" have been written before; "fresh" are mapped anew each time, so that each call pays for
-// the page faults; "huge" are fresh and have had AdviseHugePages; "prefault" have had that, and Prefault
-// on each piece before it is written. Work is cut into pieces of 256 KiB per rank, as a runtime would.
+// Pages: "warm" have been written before; "fresh" are mapped anew each time, so that each call pays
+// for the page faults; "huge" are fresh and have had AdviseHugePages; "prefault" have had that, and
+// Prefault on each piece before it is written. Work is cut into pieces of 256 KiB per rank, as a
+// runtime would.
 
 #include <sys/mman.h>
 
@@ -38,8 +40,8 @@ char* Map(int64_t nbytes) {
   return static_cast<char*>(p);
 }
 
-// num_ranks buffers of nbytes each, each in a mapping of its own and 2 MiB aligned with some luck only,
-// as an allocator would give them.
+// num_ranks buffers of nbytes each, each in a mapping of its own and 2 MiB aligned with some luck
+// only, as an allocator would give them.
 class Buffers {
  public:
   Buffers(int num_ranks, int64_t nbytes) : nbytes_(nbytes) {
@@ -96,7 +98,8 @@ void AllGather(const Setup& s, jcoll::DType, int thread) {
     for (int64_t begin = 0; begin < part; begin += kPiece) {
       const int64_t n = std::min(kPiece, part - begin);
       const std::vector<void*> dsts = Offset(*s.dsts, r * part + begin, s.prefault, n);
-      jcoll::CopyTo(static_cast<char*>((*s.srcs)[r]) + begin, dsts.data(), s.num_ranks, n, s.stream);
+      jcoll::CopyTo(static_cast<char*>((*s.srcs)[r]) + begin, dsts.data(), s.num_ranks, n,
+                    s.stream);
     }
   }
 }
@@ -156,8 +159,8 @@ void Row(const Work& work, Setup setup, Pages pages, Buffers& warm) {
     best[i % 2] = std::min(best[i % 2], Once(work, setup, pages, warm));
   }
   constexpr const char* kPages[] = {"warm", "fresh", "huge", "prefault"};
-  std::printf("%-10s %-8s %10lld %-8s %10.1f us %6.2f GB/s   stream %10.1f us %6.2f GB/s\n", work.name,
-              jcoll::Name(work.dtype), static_cast<long long>(setup.nbytes),
+  std::printf("%-10s %-8s %10lld %-8s %10.1f us %6.2f GB/s   stream %10.1f us %6.2f GB/s\n",
+              work.name, jcoll::Name(work.dtype), static_cast<long long>(setup.nbytes),
               kPages[static_cast<int>(pages)], best[0] * 1e6, moved / best[0] * 1e-9, best[1] * 1e6,
               moved / best[1] * 1e-9);
   std::fflush(stdout);
@@ -170,7 +173,8 @@ int main(int argc, char** argv) {
   const int num_threads = argc > 2 ? std::atoi(argv[2]) : 1;
   const int num_ranks = argc > 3 ? std::atoi(argv[3]) : 8;
   const char* isa = std::getenv("JCOLL_ISA");
-  if (isa != nullptr && !jcoll::SetIsa(isa)) return std::fprintf(stderr, "no ISA %s here\n", isa), 1;
+  if (isa != nullptr && !jcoll::SetIsa(isa))
+    return std::fprintf(stderr, "no ISA %s here\n", isa), 1;
   std::printf("isa %s, %d ranks, %d threads\n", jcoll::IsaName(), num_ranks, num_threads);
   const Work kWorks[] = {{"all_reduce", AllReduce, jcoll::DType::kF32, 1},
                          {"all_reduce", AllReduce, jcoll::DType::kBF16, 1},
@@ -178,12 +182,14 @@ int main(int argc, char** argv) {
                          {"all_gather", AllGather, jcoll::DType::kU8, 1.0 / num_ranks},
                          {"all_to_all", AllToAll, jcoll::DType::kU8, 1}};
   for (const Work& work : kWorks) {
-    for (int64_t nbytes = std::min<int64_t>(16 << 10, max_nbytes); nbytes <= max_nbytes; nbytes *= 4) {
+    for (int64_t nbytes = std::min<int64_t>(16 << 10, max_nbytes); nbytes <= max_nbytes;
+         nbytes *= 4) {
       Buffers srcs(num_ranks, nbytes), warm(num_ranks, nbytes);
       srcs.Fill(1);
       warm.Fill(0);
       const Setup setup{num_ranks, num_threads, nbytes, &srcs.pointers(), nullptr, false, false};
-      for (Pages pages : {Pages::kWarm, Pages::kFresh, Pages::kHuge, Pages::kPrefault}) Row(work, setup, pages, warm);
+      for (Pages pages : {Pages::kWarm, Pages::kFresh, Pages::kHuge, Pages::kPrefault})
+        Row(work, setup, pages, warm);
     }
   }
   return 0;
