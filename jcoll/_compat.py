@@ -112,7 +112,8 @@ def make_varying(x: Any, axes: Sequence[Hashable]) -> Any:
     """x, typed as varying over `axes` too. The identity where types do not track this."""
     if not check_vma():
         return x
-    missing = tuple(a for a in axes if a not in varying_axes(jax.typeof(x)))
+    manual = jax.sharding.get_abstract_mesh().manual_axes  # Not: names that vmap binds.
+    missing = tuple(a for a in axes if a in manual and a not in varying_axes(jax.typeof(x)))
     return _core.pvary(x, missing) if missing else x
 
 

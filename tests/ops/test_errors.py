@@ -1,0 +1,273 @@
+"""Bad input: an error of the four-part form, at trace time where that is possible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+from ops.meshes import mesh_of, put, spmd
+
+import jcoll
+from jcoll.errors import AxisError
+
+N = 4
+
+
+def trace(f: Callable, x: Any = None) -> None:
+    x = np.zeros((N, N, 6), np.float32) if x is None else x
+    jax.eval_shape(spmd(f, mesh_of(N)), x)
+
+
+# what -> (call, exception, words that the message must have)
+BAD: dict[str, tuple[Callable, type[Exception], list[str]]] = {
+    "unknown axis": (lambda x: jcoll.psum(x, "z"), AxisError, ["all_reduce", "'z'", "['x']"]),
+    "positional axis": (lambda x: jcoll.psum(x, 0), TypeError, ["positional", "jax.numpy"]),
+    "axis twice": (lambda x: jcoll.psum(x, ("x", "x")), ValueError, ["twice"]),
+    "indivisible scatter": (
+        lambda x: jcoll.reduce_scatter(x, "x", scatter_dimension=1, tiled=True),
+        ValueError,
+        ["scatter_dimension=1 has size 6", "4 ranks", "Pad it to 8"],
+    ),
+    "indivisible split": (
+        lambda x: jcoll.all_to_all(x, "x", 1, 0, tiled=True),
+        ValueError,
+        ["split_axis=1 has size 6", "Pad it to 8", "all_to_all_v"],
+    ),
+    "untiled size": (
+        lambda x: jcoll.all_to_all(x, "x", 1, 0),
+        ValueError,
+        ["split_axis=1 has size 6", "number of ranks, 4", "tiled=True"],
+    ),
+    "dimension out of range": (
+        lambda x: jcoll.all_gather(x, "x", axis=5),
+        ValueError,
+        ["axis=5", "3 dimensions", "-3 to 2"],
+    ),
+    "overlapping groups": (
+        lambda x: jcoll.psum(x, "x", axis_index_groups=[[0, 1], [1, 2, 3]]),
+        ValueError,
+        ["overlap", "[1]", "exactly once"],
+    ),
+    "groups miss ranks": (
+        lambda x: jcoll.psum(x, "x", axis_index_groups=[[0, 1]]),
+        ValueError,
+        ["miss", "[2, 3]"],
+    ),
+    "groups name a rank that is not there": (
+        lambda x: jcoll.psum(x, "x", axis_index_groups=[[0, 1, 2, 3, 4]]),
+        ValueError,
+        ["[4]", "not on the axis"],
+    ),
+    "unequal groups": (
+        lambda x: jcoll.all_gather(x, "x", axis_index_groups=[[0], [1, 2, 3]]),
+        ValueError,
+        ["sizes [1, 3]", "equal size"],
+    ),
+    "groups that are no lists": (
+        lambda x: jcoll.psum(x, "x", axis_index_groups=3),
+        TypeError,
+        ["axis_index_groups=3"],
+    ),
+    "root out of range": (
+        lambda x: jcoll.broadcast(x, "x", root=4),
+        ValueError,
+        ["root=4", "Use 0 to 3"],
+    ),
+    "negative root": (lambda x: jcoll.gather(x, "x", root=-1), ValueError, ["root=-1"]),
+    "traced root": (
+        lambda x: jcoll.broadcast(x, "x", root=x[0, 0].astype(int)),
+        TypeError,
+        ["root", "traced", "static"],
+    ),
+    "traced axis": (
+        lambda x: jcoll.all_gather(x, "x", axis=x[0, 0].astype(int)),
+        TypeError,
+        ["axis", "traced"],
+    ),
+    "float root": (lambda x: jcoll.reduce(x, "x", root=1.5), TypeError, ["root=1.5"]),
+    "unknown op": (
+        lambda x: jcoll.all_reduce(x, "x", op="add"),
+        ValueError,
+        ["op='add'", "sum, mean"],
+    ),
+    "and of floats": (
+        lambda x: jcoll.all_reduce(x, "x", op="and"),
+        TypeError,
+        ["op='and'", "float32"],
+    ),
+    "max of complex": (
+        lambda x: jcoll.all_reduce(x.astype(jnp.complex64), "x", op="max"),
+        TypeError,
+        ["op='max'", "complex64"],
+    ),
+    "sum of keys": (
+        lambda x: jcoll.psum(jax.random.key(0) + x[0], "x"),
+        TypeError,
+        [],
+    ),
+    "unknown algorithm": (
+        lambda x: jcoll.all_reduce(x, "x", algorithm="rings"),
+        ValueError,
+        ["'rings'", "direct"],
+    ),
+    "bad timeout": (
+        lambda x: jcoll.all_reduce(x, "x", timeout_s=-1),
+        ValueError,
+        ["timeout_s=-1", "positive"],
+    ),
+    "perm out of range": (
+        lambda x: jcoll.ppermute(x, "x", [(0, 9)]),
+        ValueError,
+        ["destination [9]", "4 ranks"],
+    ),
+    "perm with two senders": (
+        lambda x: jcoll.ppermute(x, "x", [(0, 1), (2, 1)]),
+        ValueError,
+        ["destination [1] more than once"],
+    ),
+    "perm that is no perm": (lambda x: jcoll.ppermute(x, "x", [1, 2]), TypeError, ["pairs"]),
+    "counts of another length": (
+        lambda x: jcoll.all_to_all_v(x, jnp.zeros(3, int), "x", output_size=4),
+        ValueError,
+        ["send_counts", "(3,)", "(4,)"],
+    ),
+    "float counts": (
+        lambda x: jcoll.all_to_all_v(x, jnp.zeros(4), "x", output_size=4),
+        TypeError,
+        ["send_counts", "float"],
+    ),
+    "negative output_size": (
+        lambda x: jcoll.all_to_all_v(x, jnp.zeros(4, int), "x", output_size=-4),
+        ValueError,
+        ["output_size=-4"],
+    ),
+    "traced output_size": (
+        lambda x: jcoll.all_to_all_v(x, jnp.zeros(4, int), "x", output_size=x[0, 0].astype(int)),
+        TypeError,
+        ["output_size", "traced"],
+    ),
+    "unknown overflow": (
+        lambda x: jcoll.all_to_all_v(x, jnp.zeros(4, int), "x", output_size=4, overflow="clip"),
+        ValueError,
+        ["overflow='clip'", "drop"],
+    ),
+    "ragged dtypes": (
+        lambda x: jcoll.ragged_all_to_all(
+            x, x.astype(jnp.int32), *(jnp.zeros(4, int),) * 4, axis_name="x"
+        ),
+        ValueError,
+        ["float32", "int32", "agree"],
+    ),
+    "ragged scalars": (
+        lambda x: jcoll.ragged_all_to_all(
+            x[0, 0], x[0, 0], *(jnp.zeros(4, int),) * 4, axis_name="x"
+        ),
+        ValueError,
+        ["rows"],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_argument(what: str) -> None:
+    call, exception, words = BAD[what]
+    with pytest.raises(exception) as info:
+        trace(call)
+    for word in words:
+        assert word in str(info.value)
+    if words:
+        assert str(info.value).startswith("jcoll.")
+        assert "\n  " in str(info.value), "no fix is offered"
+
+
+def test_outside_shard_map() -> None:
+    for f in (lambda x: jcoll.psum(x, "x"), lambda x: jcoll.all_gather(x, "x")):
+        for run in (f, jax.jit(f)):
+            with pytest.raises(NameError, match=r"'x' is not bound here(.|\n)*jax.shard_map"):
+                run(jnp.ones(3))
+
+
+def test_axis_that_is_not_manual() -> None:
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
+    f = jax.shard_map(
+        lambda x: jcoll.psum(x, "y"), mesh=mesh, in_specs=P("x"), out_specs=P("x"), axis_names={"x"}
+    )
+    with jax.set_mesh(mesh), pytest.raises(AxisError, match=r"'y' is not manual here"):
+        jax.jit(f)(jnp.ones(4))
+
+
+def test_direct_where_it_cannot_serve() -> None:
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
+    f = jax.shard_map(
+        lambda x: jcoll.all_reduce(x, "x", algorithm="direct"),
+        mesh=mesh,
+        in_specs=P("x"),
+        out_specs=P(),
+        axis_names={"x"},
+    )
+    with pytest.raises(ValueError, match=r"'direct' cannot serve this call: .*\['y'\]"):
+        jax.jit(f)(jnp.ones(4))
+
+
+# At run time: errors that name the ranks, after which the process goes on.
+
+
+def failing(f: Callable, *arrays: Any) -> str:
+    mesh = mesh_of(N)
+    g = spmd(f, mesh)
+    with pytest.raises(jax.errors.JaxRuntimeError) as info:
+        jax.block_until_ready(g(*put(mesh, arrays)))
+    y = spmd(lambda x: jcoll.psum(x, "x"), mesh)(put(mesh, np.ones((N, 2))))
+    np.testing.assert_array_equal(y, np.full((N, 2), 4.0))
+    return str(info.value)
+
+
+def variable(output_size: int) -> Callable:
+    return lambda x, counts: jcoll.all_to_all_v(x, counts, "x", output_size=output_size)
+
+
+def test_variable_counts() -> None:
+    x = np.ones((N, 8, 2), np.float32)
+    counts = np.ones((N, N), np.int32)
+    negative, too_many = counts.copy(), counts.copy()
+    negative[2, 1] = -1
+    too_many[3, 2] = 8
+    assert "rank 2 sends to rank 1 send_counts[1]=-1" in failing(variable(16), x, negative)
+    assert "rank 3 sends to rank 2 send_counts[2]=8" in failing(variable(16), x, too_many)
+    text = failing(variable(3), x, counts)
+    assert "output_size=3" in text and "at least 4" in text and "rank 3 for rank 0" in text
+    assert "test_errors.py:" in text
+
+
+def test_ragged_sizes() -> None:
+    x, out = np.ones((N, 8, 2), np.float32), np.zeros((N, 8, 2), np.float32)
+    sizes = np.ones((N, N), np.int32)
+    inputs = np.tile(np.arange(N, dtype=np.int32), (N, 1))
+    outputs = np.tile(np.arange(N, dtype=np.int32)[:, None], (1, N))
+
+    def ragged(x: Any, out: Any, *index: Any) -> Any:
+        return jcoll.ragged_all_to_all(x, out, *index, axis_name="x")
+
+    def at(a: np.ndarray, i: int, j: int, value: int) -> np.ndarray:
+        a = a.copy()
+        a[i, j] = value
+        return a
+
+    good = spmd(ragged, mesh_of(N))(*put(mesh_of(N), (x, out, inputs, sizes, outputs, sizes)))
+    assert float(np.asarray(good).sum()) == N * N * 2
+    text = failing(ragged, x, out, inputs, at(sizes, 1, 2, -3), outputs, at(sizes, 2, 1, -3))
+    assert "rank 1 sends to rank 2 a negative size" in text
+    text = failing(ragged, x, out, inputs, sizes, outputs, at(sizes, 2, 1, 5))
+    assert "rank 1 sends to rank 2 1 rows" in text and "rank 2 expects 5" in text
+    text = failing(ragged, x, out, at(inputs, 0, 3, 8), sizes, outputs, sizes)
+    assert "rank 0 sends to rank 3 rows 8" in text and "operand has 8 rows" in text
+    text = failing(ragged, x, out, inputs, sizes, at(outputs, 0, 3, 8), sizes)
+    assert "rank 0 sends to rank 3" in text and "output there has 8 rows" in text
+    text = failing(ragged, x, out, inputs, sizes, at(outputs, 0, 3, 1), sizes)
+    assert "ranks 0 and 1 both write row 1 of rank 3" in text

@@ -1,0 +1,124 @@
+"""Whole programs: donation, export, partial-manual meshes, memory, what XLA makes of the calls."""
+
+from __future__ import annotations
+
+import resource
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from ops.meshes import mesh_of, put, spmd
+
+import jcoll
+
+N = 4
+
+
+def test_donation() -> None:
+    mesh = mesh_of(N)
+    x = np.arange(N * 6.0).reshape(N, 6)
+    mapped = jax.shard_map(
+        lambda v: jcoll.barrier(jcoll.psum(v, "x") + v, "x"),
+        mesh=mesh,
+        in_specs=P("x"),
+        out_specs=P("x"),
+    )
+    f = jax.jit(mapped, donate_argnums=0)
+    for _ in range(3):
+        y = put(mesh, x)
+        for _ in range(3):
+            y = f(y)
+        want = x
+        for _ in range(3):
+            want = want + want.sum(0)
+        np.testing.assert_allclose(y, want)
+
+
+def test_ragged_output_is_reused_in_place() -> None:
+    mesh = mesh_of(N)
+    index = [np.zeros((N, N), np.int32) for _ in range(4)]
+
+    def f(x: Any, out: Any, *index: Any) -> Any:
+        return jcoll.ragged_all_to_all(x, out, *index, axis_name="x")
+
+    g = spmd(f, mesh)
+    x, out = np.ones((N, 3)), np.random.default_rng(0).normal(size=(N, 5))
+    np.testing.assert_array_equal(g(*put(mesh, (x, out, *index))), out)
+
+
+def test_export_round_trip() -> None:
+    mesh = mesh_of(N)
+    f = spmd(lambda v: (jcoll.psum(v, "x"), jcoll.all_to_all(v, "x", 0, 0, tiled=True)), mesh)
+    x = put(mesh, np.random.default_rng(0).normal(size=(N, 8)))
+    checks = [export.DisabledSafetyCheck.custom_call("jcoll_collective")]
+    exported = export.export(f, disabled_checks=checks)(x)
+    again = export.deserialize(exported.serialize())
+    jax.tree.map(np.testing.assert_array_equal, again.call(x), f(x))
+
+
+def test_ahead_of_time_compilation() -> None:
+    mesh = mesh_of(N)
+    f = spmd(lambda v: jcoll.psum(v, "x"), mesh)
+    x = put(mesh, np.ones((N, 3)))
+    compiled = f.lower(x).compile()
+    np.testing.assert_array_equal(compiled(x), np.full((N, 3), 4.0))
+    text = compiled.as_text()
+    assert text.count('custom_call_target="jcoll_collective"') == 1
+    assert "all-reduce" not in text
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn", "int8", "bool"])
+def test_narrow_types_are_not_widened(dtype: str) -> None:
+    """The custom call gets the type itself; XLA's own collectives would get a wider one."""
+    mesh = mesh_of(N)
+    x = put(mesh, np.ones((N, 64)).astype(jnp.dtype(dtype)))
+    short = {"bfloat16": "bf16", "float16": "f16", "float8_e4m3fn": "f8e4m3fn", "int8": "s8"}
+    hlo = short.get(dtype, "pred")
+    moves = {"gather": lambda v: jcoll.all_gather(v, "x"), "all": lambda v: jcoll.ppermute(v, "x", [(0, 1)])}
+    if dtype in ("bfloat16", "float16"):
+        moves["sum"] = lambda v: jcoll.psum(v, "x")
+    for f in moves.values():
+        text = spmd(f, mesh).lower(x).compile().as_text()
+        (line,) = [t for t in text.splitlines() if "jcoll_collective" in t]
+        assert f"{hlo}[" in line.split("custom-call")[0]
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_partial_manual(kind: AxisType) -> None:
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"), axis_types=(kind, kind))
+    x = jax.device_put(np.arange(32.0).reshape(4, 8), NamedSharding(mesh, P("x", "y")))
+
+    def f(v: Any) -> Any:
+        return jcoll.psum(v, "x"), jcoll.all_gather(v, "x", tiled=True)
+
+    with jax.set_mesh(mesh):
+        mapped = jax.shard_map(
+            f, in_specs=P("x"), out_specs=(P(), P("x")), axis_names={"x"}
+        )
+        total, gathered = jax.jit(mapped)(x)
+        text = jax.jit(mapped).lower(x).compile().as_text()
+    blocks = np.arange(32.0).reshape(2, 2, 8)
+    np.testing.assert_array_equal(total, blocks.sum(0))
+    np.testing.assert_array_equal(gathered, np.concatenate([np.arange(32.0).reshape(4, 8)] * 2))
+    # The operand is not gathered over y: what is gathered, is gathered over x.
+    assert "jcoll_collective" not in text or "f64[2,8]" not in text
+
+
+def test_memory_of_a_large_all_reduce() -> None:
+    """Little more than inputs and outputs: no copies of whole arrays."""
+    mesh = mesh_of(8)
+    nbytes = 16 << 20
+    f = spmd(lambda v: jcoll.psum(v, "x"), mesh)
+    x = put(mesh, np.ones((8, nbytes // 4), np.float32))
+    warm = f(x)
+    jax.block_until_ready(warm)
+    del warm
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    jax.block_until_ready(f(x))
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert (after - before) * 1024 < 8 << 20
