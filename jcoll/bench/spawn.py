@@ -73,7 +73,9 @@ class _Child:
 
     def __init__(self, job: Job) -> None:
         # A file, closed by __exit__: a pipe that nobody reads would block a talkative child.
-        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
+        self._errors = tempfile.TemporaryFile(  # noqa: SIM115
+            "w+", encoding="utf-8", errors="replace"
+        )
         self._process = subprocess.Popen(
             [sys.executable, *CHILD],
             env=environment(os.environ, job.num_ranks, job.malloc),

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from jcoll.bench import catalog
+from jcoll.bench import catalog, spawn
+from jcoll.bench.job import Job
 
 KEYS = {"op", "devices", "dtype", "size", "mode", "jcoll_us", "lax_us", "ratio", "algbw", "busbw"}
 QUICK = ["-n", "2", "-w", "1", "--repeats", "1"]
@@ -75,3 +76,31 @@ def test_reduce_ops(tmp_path, redop):
     for row in found:
         check(row)
         assert row["redop"] == redop
+
+
+# The measuring process with another all_reduce in jcoll's place.
+PATCHED_CHILD = """
+import runpy, jcoll
+right = jcoll.all_reduce
+jcoll.all_reduce = lambda x, axis, **kwargs: {body}
+runpy.run_module("jcoll.bench.child", run_name="__main__")
+"""
+
+
+def patched_row(monkeypatch, body: str):
+    monkeypatch.setattr(spawn, "CHILD", ("-c", PATCHED_CHILD.format(body=body)))
+    job = Job(("all_reduce",), ("float32",), (1024,), num_ranks=2, calls=1, repeats=1)
+    (row,) = spawn.run_job(job, timeout_s=120, on_facts=lambda line: None)
+    return row
+
+
+def test_wrong_elements_are_counted(monkeypatch):
+    row = patched_row(monkeypatch, "right(x, axis, **kwargs).at[:3].add(1)")
+    assert (row.wrong, row.lax_wrong, row.error) == (3 * 2, 0, None)
+    assert row.failed
+
+
+def test_a_collective_that_is_not_there_is_an_error_not_a_time(monkeypatch):
+    row = patched_row(monkeypatch, "x * 2")
+    assert "LostCollective: jcoll: the optimised program keeps 0 collectives of 1" in row.error
+    assert row.jcoll_us is None
