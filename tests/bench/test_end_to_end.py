@@ -102,5 +102,5 @@ def test_wrong_elements_are_counted(monkeypatch):
 
 def test_a_collective_that_is_not_there_is_an_error_not_a_time(monkeypatch):
     row = patched_row(monkeypatch, "x * 2")
-    assert "LostCollective: jcoll: the optimised program keeps 0 collectives of 1" in row.error
+    assert "LostCollective: jcoll: the optimised program keeps 0 collectives of 1" in str(row.error)
     assert row.jcoll_us is None
