@@ -7,6 +7,7 @@ The data is the source code of Python's standard library, so nothing is download
 """
 
 import functools
+import re
 import sys
 
 from gpt import options
@@ -42,18 +43,18 @@ def run(args, say) -> None:
             f"{device['parameters']:,} parameters on {device['count']} {device['kind']} devices, "
             f"{len(corpus.train):,} bytes of {len(corpus.files)} files, {args.collectives}"
         )
-    params, log = train(args, trainer, corpus, params, opt_state, show=say is not None)
+    params, log, program = train(args, trainer, corpus, params, opt_state, show=say is not None)
+    device["all_reduces_in_step"] = count_all_reduces(program)
     val_loss = validate(args, trainer, corpus, params)
     if say:
         say(f"loss {val_loss:.3f} nats per byte on {len(corpus.validation):,} bytes never seen")
         report(args, device, log, val_loss)
         if args.sample:
-            text = model.sample(params, shape, PROMPT, args.sample, args.seed)
-            say(f"\n{text.decode(errors='replace')}")
+            say(printable(model.sample(params, shape, PROMPT, args.sample, args.seed)))
 
 
 def train(args, trainer, corpus, params, opt_state, show):
-    """(trained params, History). The clock starts once the step is compiled."""
+    """(trained params, History, compiled step). The clock starts once the step is compiled."""
     from gpt import history, parallel, progress
 
     rows = parallel.process_rows(args.batch)
@@ -73,7 +74,7 @@ def train(args, trainer, corpus, params, opt_state, show):
             line.show(log.add(float(loss), meter.take()))
             if args.seconds and log.seconds() > args.seconds:
                 break
-    return params, log
+    return params, log, step
 
 
 def validate(args, trainer, corpus, params) -> float:
@@ -101,6 +102,16 @@ def describe(params) -> dict:
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
         "gradient_leaves": len(jax.tree.leaves(params)),
     }
+
+
+def printable(text: bytes) -> str:
+    """ASCII and line breaks; whatever else a young model writes, as dots."""
+    return "".join(chr(byte) if 32 <= byte < 127 or byte == 10 else "." for byte in text)
+
+
+def count_all_reduces(program) -> int:
+    """XLA's own all-reduces in a compiled program, after XLA has combined what it could."""
+    return len(re.findall(r" all-reduce(?:-start)?\(", program.as_text()))
 
 
 def report(args, device, log, val_loss) -> None:

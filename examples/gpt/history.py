@@ -41,25 +41,29 @@ class History:
 
     tokens_per_step: int
     rows: list[dict] = dataclasses.field(default_factory=list)
-    started: float = dataclasses.field(default_factory=time.perf_counter)
+    _started: float = dataclasses.field(default_factory=time.perf_counter)
+    _cpu_s: float = dataclasses.field(default_factory=time.process_time)
 
     def seconds(self) -> float:
         """Since training started; compiling came before."""
-        return time.perf_counter() - self.started
+        return time.perf_counter() - self._started
 
     def add(self, loss: float, collectives: dict | None) -> dict:
         """Records a step that has just ended."""
         wall_s = self.seconds()
         step_s = wall_s - (self.rows[-1]["wall_s"] if self.rows else 0.0)
+        cpu_s = time.process_time()
         row = {
             "step": len(self.rows),
             "loss": loss,
             "wall_s": wall_s,
             "step_s": step_s,
+            "step_cpu_s": cpu_s - self._cpu_s,
             "tokens_per_s": self.tokens_per_step / step_s,
             "collectives": collectives,
         }
         self.rows.append(row)
+        self._cpu_s = cpu_s
         return row
 
     def totals(self) -> dict:

@@ -8,29 +8,51 @@ matplotlib.use("Agg")  # before pyplot: no window, no display needed
 import matplotlib.pyplot as plt
 
 # A solid line under a dashed one: both stay visible where they coincide, as they should.
-STYLES = ({"color": "#1f77b4", "lw": 2.4}, {"color": "#e4572e", "lw": 1.3, "ls": (0, (4, 3))})
+STYLES = ({"color": "#1f77b4", "lw": 2.6}, {"color": "#e4572e", "lw": 1.3, "ls": (0, (4, 3))})
+SMALLEST_DIFFERENCE = 1e-8
 
 
 def plot_runs(path: str, runs: dict[str, dict]) -> None:
-    """Loss by step and the time of a step, of one or more runs (label -> report)."""
-    figure, (loss_axes, time_axes) = plt.subplots(
-        1, 2, figsize=(11, 4.2), width_ratios=(3, 2), layout="constrained"
+    """One run: its loss, and the time of a step. Two (label -> report): also their difference."""
+    ratios = (5, 3, 3) if len(runs) == 2 else (5, 3)
+    figure, panels = plt.subplots(
+        1, len(ratios), figsize=(4.6 * len(ratios), 4.2), width_ratios=ratios, layout="constrained"
     )
     for (label, run), style in zip(runs.items(), STYLES, strict=False):
-        _plot_loss(loss_axes, label, run, style)
-        _plot_times(time_axes, label, run, style)
-    _label(loss_axes, "Training loss", "step", "nats per byte")
-    _label(time_axes, "Time of a step", "milliseconds", "share of steps not slower")
-    first = next(iter(runs.values()))
-    figure.suptitle(_title(first), fontsize=10)
+        _plot_loss(panels[0], label, run, style)
+        _plot_times(panels[-1], label, run, style)
+    _dress(panels[0], "Training loss", "step", "nats per byte")
+    _dress(panels[-1], "Time of a step", "milliseconds", "share of steps that took no longer")
+    if len(runs) == 2:
+        _plot_difference(panels[1], *runs.values())
+        _dress(panels[1], "Difference of the losses", "step", "nats per byte")
+    figure.suptitle(_title(next(iter(runs.values()))), fontsize=10)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
 
+def _losses(run):
+    return np.array([row["loss"] for row in run["history"]])
+
+
 def _plot_loss(axes, label, run, style):
-    losses = [row["loss"] for row in run["history"]]
-    validation = f"{label} (unseen files: {run['val_loss']:.3f})"
-    axes.plot(np.arange(1, len(losses) + 1), losses, label=validation, **style)
+    """The running mean, before the faint losses of single batches."""
+    losses = _losses(run)
+    steps = np.arange(1, len(losses) + 1)
+    axes.plot(steps, losses, color=style["color"], lw=0.6, alpha=0.3)
+    width = max(1, len(losses) // 40)
+    mean = np.convolve(losses, np.ones(width) / width, mode="valid")
+    text = f"{label} (unseen files: {run['val_loss']:.3f})"
+    axes.plot(steps[width // 2 :][: len(mean)], mean, label=text, **style)
+
+
+def _plot_difference(axes, ours, theirs):
+    length = min(len(ours["history"]), len(theirs["history"]))
+    difference = np.abs(_losses(ours)[:length] - _losses(theirs)[:length])
+    steps = np.arange(1, length + 1)
+    shown = np.maximum(difference, SMALLEST_DIFFERENCE)
+    label = f"of a batch (0 drawn at {SMALLEST_DIFFERENCE:.0e})"
+    axes.semilogy(steps, shown, ".", ms=3, color="#555555", label=label)
 
 
 def _plot_times(axes, label, run, style):
@@ -38,10 +60,12 @@ def _plot_times(axes, label, run, style):
     times = np.sort([1e3 * row["step_s"] for row in run["history"]])
     share = np.arange(1, len(times) + 1) / len(times)
     axes.plot(times, share, label=f"{label} (median {np.median(times):.0f} ms)", **style)
-    axes.set_xlim(left=0, right=1.15 * np.quantile(times, 0.98))
+    axes.set_xlim(
+        0, max(axes.get_xlim()[1] if axes.lines[1:] else 0, 1.1 * np.quantile(times, 0.95))
+    )
 
 
-def _label(axes, title, x, y):
+def _dress(axes, title, x, y):
     axes.set_title(title)
     axes.set_xlabel(x)
     axes.set_ylabel(y)

@@ -1,0 +1,181 @@
+"""Train the example GPT with gradients through jcoll, then the same steps through jax.lax; compare.
+
+    make demo                              about four minutes on 2 cores, half of them jcoll's
+    python examples/demo.py --quick        a smaller model for a few seconds
+
+Both legs run train_gpt.py in a process of their own, from the same seed, on the same batches. Only
+the order in which the 8 gradients of a parameter are added may differ. Prints the losses side by
+side and what the collectives cost, and writes loss.png. Exit status 1: the losses disagree.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+TRAIN = Path(__file__).with_name("train_gpt.py")
+QUICK = ("--layers", "2", "--width", "64", "--seq", "64")
+
+# A sum of n floats, in whatever order, is off by at most (n - 1) 2^-24: 4e-7 for 8 ranks. The first
+# losses must agree to within a small multiple of it. After that the difference grows by itself:
+# Adam divides by the size of a gradient, which turns a rounding error in a tiny one into a
+# different step, and training is chaotic. The runs stay equal in distribution, so that their
+# averages over many steps stay close.
+EARLY_STEPS, EARLY_TOLERANCE = 10, 1e-5
+LATE_SHARE, LATE_TOLERANCE = 0.1, 0.02
+
+
+def main(argv=None) -> int:
+    """Runs both legs, prints the comparison, returns the exit status."""
+    args = build_parser().parse_args(argv)
+    console = Console()
+    args.out.mkdir(parents=True, exist_ok=True)
+    model = QUICK if args.quick else ()
+    seconds = args.seconds or (5 if args.quick else 120)
+    jcoll = run_leg(args.out, "jcoll", *model, "--seconds", str(seconds), "--sample", "300")
+    lax = run_leg(args.out, "lax", *model, "--steps", str(jcoll["totals"]["steps"]))
+    console.print(loss_table(jcoll, lax))
+    console.print(cost_table(jcoll, lax))
+    plot(args.plot, jcoll, lax)
+    problems = disagreements(losses(jcoll), losses(lax))
+    print("\n".join(problems) or verdict(jcoll, lax))
+    print(f"Wrote {args.plot}, and the two histories in {args.out}/")
+    return 1 if problems else 0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The flags."""
+    parser = argparse.ArgumentParser(prog="demo.py", description=__doc__.partition("\n")[0])
+    parser.add_argument("--seconds", type=float, help="of training, for the first leg [120]")
+    parser.add_argument("--quick", action="store_true", help="a smaller model, 5 seconds")
+    parser.add_argument("--out", type=Path, default=Path("demo-out"), help="[%(default)s]")
+    parser.add_argument("--plot", type=Path, default=Path("loss.png"), help="[%(default)s]")
+    return parser
+
+
+def run_leg(out: Path, collectives: str, *flags: str) -> dict:
+    """Trains in a new process, whose progress is shown here, and returns its report."""
+    report = out / f"{collectives}.json"
+    report.unlink(missing_ok=True)
+    command = [sys.executable, TRAIN, "--collectives", collectives, "--json", report, *flags]
+    subprocess.run(list(map(str, command)), check=True)
+    return json.loads(report.read_text())
+
+
+def losses(run: dict) -> list[float]:
+    """The training loss of every step."""
+    return [row["loss"] for row in run["history"]]
+
+
+def disagreements(ours: list[float], theirs: list[float]) -> list[str]:
+    """What is wrong, in words; empty if the two runs agree. The reasons are at the top."""
+    problems = []
+    if len(ours) != len(theirs):
+        problems.append(f"jcoll took {len(ours)} steps and lax {len(theirs)}; both must be equal.")
+    for step, (a, b) in enumerate(list(zip(ours, theirs, strict=False))[:EARLY_STEPS], 1):
+        if not abs(a - b) <= EARLY_TOLERANCE * abs(b):
+            problems.append(
+                f"step {step}: the losses {a:.8f} and {b:.8f} differ by {abs(a - b) / abs(b):.1e}; "
+                f"up to {EARLY_TOLERANCE:.0e} is rounding. The gradients are not the same."
+            )
+    late_a, late_b = late_mean(ours), late_mean(theirs)
+    if not abs(late_a - late_b) <= LATE_TOLERANCE * late_b:
+        problems.append(
+            f"the last steps: the mean losses {late_a:.4f} and {late_b:.4f} differ by more than "
+            f"{LATE_TOLERANCE:.0%}. One of the runs does not train as the other does."
+        )
+    return problems
+
+
+def late_mean(values: list[float]) -> float:
+    """The mean over the last tenth of the steps, or 10 of them if that is more."""
+    return statistics.fmean(values[-max(10, round(len(values) * LATE_SHARE)) :])
+
+
+def loss_table(jcoll: dict, lax: dict) -> Table:
+    """Losses side by side at steps 1, 2, 5, 10, 20, 50, ... and the last."""
+    table = Table("step", "loss, jcoll", "loss, lax", "|difference|", box=box.SIMPLE_HEAD)
+    for column in table.columns:
+        column.justify = "right"
+    pairs = list(zip(losses(jcoll), losses(lax), strict=False))
+    for step in shown_steps(len(pairs)):
+        a, b = pairs[step - 1]
+        table.add_row(f"{step}", f"{a:.6f}", f"{b:.6f}", f"{abs(a - b):.1e}")
+    table.add_section()
+    a, b = jcoll["val_loss"], lax["val_loss"]
+    table.add_row("unseen files", f"{a:.6f}", f"{b:.6f}", f"{abs(a - b):.1e}")
+    return table
+
+
+def shown_steps(total: int) -> list[int]:
+    """1, 2, 5, 10, 20, 50, ... below total, and total."""
+    steps = [digit * 10**power for power in range(9) for digit in (1, 2, 5)]
+    return [*(step for step in steps if step < total), total]
+
+
+def cost_table(jcoll: dict, lax: dict) -> Table:
+    """Times, their ratios (above 1: jcoll is faster), and what the collectives did."""
+    table = Table("", "jcoll", "lax", "ratio", box=box.SIMPLE_HEAD)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    a, b = jcoll["totals"], lax["totals"]
+    add_ratio(table, "time of all steps, s", a["wall_s"], b["wall_s"], ".1f")
+    for name, key in (("median step, ms", "step_s"), ("  processor time of it, ms", "step_cpu_s")):
+        medians = (statistics.median(row[key] for row in run["history"]) for run in (jcoll, lax))
+        add_ratio(table, name, *(1e3 * median for median in medians), ".1f")
+    speeds = f"{a['tokens_per_s']:,.0f}", f"{b['tokens_per_s']:,.0f}"
+    table.add_row("tokens/s", *speeds, f"{a['tokens_per_s'] / b['tokens_per_s']:.2f}")
+    table.add_section()
+    for row in collective_rows(jcoll, lax):
+        table.add_row(*row)
+    return table
+
+
+def add_ratio(table: Table, name: str, ours: float, theirs: float, form: str) -> None:
+    """A row of two times and lax time / jcoll time."""
+    table.add_row(name, f"{ours:{form}}", f"{theirs:{form}}", f"{theirs / ours:.2f}")
+
+
+def collective_rows(jcoll: dict, lax: dict) -> list[tuple[str, str, str]]:
+    """What jcoll counted; of lax's only the number in the compiled program is known."""
+    steps, done = jcoll["totals"]["steps"], jcoll["totals"]["collectives"]
+    wall_s = jcoll["totals"]["wall_s"]
+    per_step = lax["device"]["all_reduces_in_step"]
+    return [
+        ("collectives a step", f"{done['calls'] / steps:.0f}", f"{per_step}"),
+        ("MB a step, each rank", f"{done['bytes'] / steps / 1e6:.2f}", "-"),
+        ("collectives in all", f"{done['calls']:,}", f"{per_step * steps:,}"),
+        ("GB in all, each rank", f"{done['bytes'] / 1e9:.2f}", "-"),
+        ("time in collectives, s", f"{done['exec_s']:.2f}", "-"),
+        ("  of all time", f"{done['exec_s'] / wall_s:.1%}", "-"),
+        ("first to last rank, s", f"{done['skew_s']:.2f}", "-"),
+    ]
+
+
+def verdict(jcoll: dict, lax: dict) -> str:
+    """The outcome in a sentence."""
+    ours = losses(jcoll)
+    pairs = list(zip(ours, losses(lax), strict=True))[:EARLY_STEPS]
+    worst = max(abs(a - b) / b for a, b in pairs)
+    return (
+        f"The losses agree: within {worst:.1e} over the first {len(pairs)} steps, and at the end "
+        f"{late_mean(ours):.3f} and {late_mean(losses(lax)):.3f}. Training took the loss from "
+        f"{ours[0]:.2f} to {late_mean(ours):.2f}."
+    )
+
+
+def plot(path: Path, jcoll: dict, lax: dict) -> None:
+    """loss.png"""
+    from gpt import plots
+
+    plots.plot_runs(str(path), {"jcoll": jcoll, "lax": lax})
+
+
+if __name__ == "__main__":
+    sys.exit(main())
