@@ -51,7 +51,9 @@ def main(argv=None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """The flags."""
-    parser = argparse.ArgumentParser(prog="demo.py", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="demo.py", description="Train a GPT through jcoll, then through jax.lax, and compare."
+    )
     parser.add_argument("--seconds", type=float, help="of training, for the first leg [120]")
     parser.add_argument("--quick", action="store_true", help="a smaller model, 5 seconds")
     parser.add_argument("--out", type=Path, default=Path("demo-out"), help="[%(default)s]")
@@ -127,14 +129,19 @@ def cost_table(jcoll: dict, lax: dict) -> Table:
     a, b = jcoll["totals"], lax["totals"]
     add_ratio(table, "time of all steps, s", a["wall_s"], b["wall_s"], ".1f")
     for name, key in (("median step, ms", "step_s"), ("  processor time of it, ms", "step_cpu_s")):
-        medians = (statistics.median(row[key] for row in run["history"]) for run in (jcoll, lax))
-        add_ratio(table, name, *(1e3 * median for median in medians), ".1f")
+        ours, theirs = (median_ms(run, key) for run in (jcoll, lax))
+        add_ratio(table, name, ours, theirs, ".1f")
     speeds = f"{a['tokens_per_s']:,.0f}", f"{b['tokens_per_s']:,.0f}"
     table.add_row("tokens/s", *speeds, f"{a['tokens_per_s'] / b['tokens_per_s']:.2f}")
     table.add_section()
     for row in collective_rows(jcoll, lax):
         table.add_row(*row)
     return table
+
+
+def median_ms(run: dict, key: str) -> float:
+    """The median over the steps, in milliseconds."""
+    return 1e3 * statistics.median(row[key] for row in run["history"])
 
 
 def add_ratio(table: Table, name: str, ours: float, theirs: float, form: str) -> None:

@@ -1,5 +1,6 @@
 """The parts of the example program, in this process."""
 
+import importlib
 import sys
 from pathlib import Path
 
@@ -13,8 +14,9 @@ for package in ("optax", "rich", "matplotlib"):
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
-import demo  # noqa: E402  (found by the line above)
-from gpt import data, model  # noqa: E402
+demo = importlib.import_module("demo")
+data = importlib.import_module("gpt.data")
+model = importlib.import_module("gpt.model")
 
 SHAPE = model.Shape(seq=16, layers=2, width=16, heads=2)
 

@@ -10,19 +10,6 @@ import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TINY = ["--layers=1", "--width=32", "--heads=2", "--seq=32", "--batch=16", "--lr=0.02"]
-    "--layers",
-    "1",
-    "--width",
-    "32",
-    "--heads",
-    "2",
-    "--seq",
-    "32",
-    "--batch",
-    "16",
-    "--lr",
-    "0.02",
-]
 STEPS = 30
 ROW_KEYS = {"step", "loss", "wall_s", "step_s", "step_cpu_s", "tokens_per_s", "collectives"}
 TOTAL_KEYS = {"steps", "wall_s", "tokens_per_s", "collectives"}
@@ -32,12 +19,15 @@ for package in ("optax", "rich", "matplotlib"):
     pytest.importorskip(package, reason="comes with jcoll[examples]")
 
 
-def example(name, *flags, ok=True):
-    """Runs an example; its output, or the finished process if it is meant to fail."""
+def start(name, *flags):
+    """Runs an example to its end, good or bad."""
     command = [sys.executable, str(EXAMPLES / name), *map(str, flags)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    if not ok:
-        return done
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+def example(name, *flags):
+    """The output of an example that must succeed."""
+    done = start(name, *flags)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -147,7 +137,7 @@ def test_help():
     ],
 )
 def test_bad_flags(flags, words):
-    done = example("train_gpt.py", *flags.split(), ok=False)
+    done = start("train_gpt.py", *flags.split())
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     for word in words:
@@ -175,13 +165,13 @@ def test_demo(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("collectives", ["jcoll", "lax"])
 def test_two_processes_train_like_one(tmp_path, collectives):
-    flags = [*TINY, "--steps", "5", "--collectives", collectives]
-    together = [sys.executable, str(EXAMPLES / "train_gpt.py"), *flags, "--devices", "4", "--distributed", "--num-processes", "2"]
-    together += ["--coordinator", f"127.0.0.1:{free_port()}"]
+    command = [sys.executable, str(EXAMPLES / "train_gpt.py"), *TINY, "--steps=5", "--devices=4"]
+    command += ["--collectives", collectives, "--distributed", "--num-processes=2"]
+    command += ["--coordinator", f"127.0.0.1:{free_port()}"]
     reports = [tmp_path / f"{i}.json" for i in range(2)]
     processes = [
         subprocess.Popen(
-            [*together, "--process-id", str(i), "--json", str(reports[i])],
+            [*command, "--process-id", str(i), "--json", str(reports[i])],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
