@@ -1,6 +1,6 @@
 // The one FFI handler of the CPU runtime, "jcoll_collective". The only file that knows XLA.
 //
-//   operands: position s32[] (see Site::Arrive), then the buffers of RankBuffers::inputs
+//   operands: XLA's partition id u32[], then the buffers of RankBuffers::inputs
 //   results:  RankBuffers::outputs
 //   attributes: the fields of Description, by name; parsed once, at instantiation
 #include "ffi.h"
@@ -110,6 +110,7 @@ ffi::ErrorOr<std::unique_ptr<SiteState>> Instantiate(ffi::Dictionary dictionary)
   attrs.Read("axis_size", &d.axis_size);
   attrs.Read("group_of", &d.group_of);
   attrs.Read("rank_of", &d.rank_of);
+  attrs.Read("position_of", &d.position_of);
   attrs.Read("motion", &motion);
   if (!ParseMotion(motion, &d.motion)) attrs.MarkBad("motion");
   if (d.motion == Motion::kBlocks) {
@@ -147,14 +148,22 @@ ffi::Future Execute(ffi::RunId run_id, SiteState* state, ffi::RemainingArgs args
   ffi::Promise promise;
   ffi::Future future(promise);
   RankBuffers buffers;
+  const Description& d = state->site.description();
   const size_t num_inputs = args.size() - 1;
   if (args.size() < 1 || num_inputs > RankBuffers::kMaxInputs ||
       rets.size() > RankBuffers::kMaxOutputs) {
     promise.SetError(ffi::Error(ffi::ErrorCode::kInvalidArgument,
-                                state->site.description().Where() + ": wrong number of operands"));
+                                d.Where() + ": wrong number of operands"));
     return future;
   }
-  const int32_t position = *args.get<ffi::AnyBuffer>(0)->typed_data<int32_t>();
+  const uint32_t id = *args.get<ffi::AnyBuffer>(0)->typed_data<uint32_t>();
+  if (!d.position_of.empty() && id >= d.position_of.size()) {
+    promise.SetError(ffi::Error(ffi::ErrorCode::kInvalidArgument,
+                                d.Where() + ": partition " + std::to_string(id) +
+                                    " is not in the mesh it was compiled for"));
+    return future;
+  }
+  const int64_t position = d.position_of.empty() ? id : d.position_of[id];
   for (size_t i = 0; i < num_inputs; ++i) {
     buffers.inputs[i] = args.get<ffi::AnyBuffer>(i + 1)->untyped_data();
   }

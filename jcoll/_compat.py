@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import source_info_util as _source_info
@@ -18,6 +19,7 @@ from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax import parallel as _parallel
+from jax._src.lib.mlir.dialects import hlo as _hlo
 from jax._src.sharding_impls import SPMDAxisContext as _SPMDAxisContext
 
 Primitive = _core.Primitive
@@ -53,7 +55,7 @@ LAX_PRIMITIVES = {
 
 
 INTERCEPTING = jax.make_user_context(False)
-"""Whether lax's collectives are lowered through jcoll here. A thread's own value, over a global one;
+"""Whether lax's collectives are lowered through jcoll here. A thread's own value over a global one;
 part of the key of every cache of traced, lowered and compiled functions."""
 
 
@@ -127,6 +129,16 @@ def untyped_axes() -> Iterator[None]:
         yield
 
 
+def with_partition_id(ctx: Any, operands: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """(context, operands) with XLA's partition id, a uint32 scalar, as the first operand.
+
+    The id is the device's index in the mesh, which `axis_index` is computed from; taking it as it
+    is saves a kernel per call.
+    """
+    aval = _core.ShapedArray((), np.dtype(np.uint32))
+    return ctx.replace(avals_in=[aval, *ctx.avals_in]), [_hlo.partition_id(), *operands]
+
+
 def mesh_of_lowering(ctx: Any) -> tuple[Any, frozenset] | None:
     """(mesh, its manual axes) of a lowering rule's context; None outside shard_map."""
     axis_context = ctx.module_context.axis_context
@@ -153,9 +165,19 @@ def rule_function(rule: Any) -> Callable:
 
 
 def replace_lowering(primitive: Any, wrap: Callable[[Callable], Callable]) -> None:
-    """Replaces each lowering rule of a primitive by wrap(rule)."""
-    for platform, entry in lowering_rules(primitive).items():
-        _mlir.register_lowering(primitive, wrap(entry.rule), platform, inline=entry.inline)
+    """Replaces the lowering rules of a primitive, for all platforms, by wrap(what they did)."""
+    rules = {platform: entry.rule for platform, entry in lowering_rules(primitive).items()}
+    default = rules.pop(None, None)
+
+    def original(ctx: Any, *args: Any, **params: Any) -> Any:
+        ctx = ctx.replace(avals_out=list(ctx.avals_out))  # A tuple here fails on several platforms.
+        return _mlir.lower_per_platform(
+            ctx, str(primitive), rules, default, frozenset(), *args, **params
+        )
+
+    _mlir.register_lowering(primitive, wrap(original))
+    for platform in rules:
+        del _mlir._platform_specific_lowerings[platform][primitive]
 
 
 @contextlib.contextmanager

@@ -1,9 +1,9 @@
 """`jcoll.intercept()`: jax.lax's collectives, lowered through jcoll.
 
-A program's meaning stays lax's: its primitives with their types, derivatives and batching. Only their
-lowering rules are replaced, once and for the whole process, by rules that look at a switch. The
-switch is part of the key of every cache of JAX's, so that a function that was compiled with it on is
-not reused with it off, nor the other way round; with it off the rules are the ones that were there.
+A program's meaning stays lax's: its primitives with their types, derivatives and batching. Only
+their lowering rules are replaced, once and for the whole process, by rules that look at a switch.
+The switch is part of the key of every cache of JAX's: a function that was compiled with it on is
+not reused with it off, nor the other way round. With it off, the rules are those that were there.
 
 To intercept a primitive: add it to `_compat.LAX_PRIMITIVES` and to `_TRANSLATIONS` below.
 """
@@ -14,6 +14,7 @@ import contextlib
 import math
 import operator
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -41,16 +42,16 @@ def intercept(*, enabled: bool = True) -> Iterator[None]:
         with jcoll.intercept():
             train_step(params, batch)  # its psum, all_gather, ... run on jcoll
 
-    Covers psum, pmean, pmax, pmin, all_gather, psum_scatter, all_to_all, ppermute, ragged_all_to_all
-    and pbroadcast, and what is written in them. What jcoll cannot serve (a mesh with axes that are
-    not manual, positional axes, several processes, ...) falls back to lax's own lowering call by call;
-    `jcoll.explain` tells which and why. The last two do not exist on CPU without jcoll.
+    Covers psum, pmean, pmax, pmin, all_gather, psum_scatter, all_to_all, ppermute, pbroadcast and
+    ragged_all_to_all (the last two do not exist on CPU otherwise), and what is written in them.
+    What jcoll cannot serve, e.g. in a mesh with axes that are not manual, over positional axes, or
+    across processes, falls back to lax's own lowering, call by call; `jcoll.explain` tells why.
 
-    What counts is the switch at the time when a function is lowered, which is when it is first called,
-    or `lower()`ed. A jitted function has two compiled forms, one for each state of the switch.
+    What counts is the switch at the time when a function is lowered, which is when it is first
+    called, or `lower()`ed. A jitted function has two compiled forms, one for each state.
 
-    The context is the calling thread's, can be nested and serves as a decorator. JCOLL_INTERCEPT=1 in
-    the environment turns interception on for all threads of the process.
+    The context is the calling thread's; it can be nested and serves as a decorator.
+    JCOLL_INTERCEPT=1 in the environment turns interception on for all threads of the process.
 
     Args:
       enabled: False turns interception off meanwhile.
@@ -93,25 +94,16 @@ class _Translation:
 
 
 def _install() -> None:
-    """Replaces lax's rules, unless that is done."""
-    if _installed:
-        return
-    _installed.append(True)
-    for name, primitive in _compat.LAX_PRIMITIVES.items():
-        translation = _TRANSLATIONS[name]
-        _compat.replace_lowering(primitive, partial(partial, _lower, translation))
-        if not _compat.lowering_rules(primitive).keys() & {None, "cpu"}:
-            rule = partial(_lower, translation, partial(_missing, translation))
-            _compat.register_lowering(primitive, rule, platform="cpu")
+    """Replaces the rules of lax's primitives, once."""
+    with _lock:
+        for name, primitive in _compat.LAX_PRIMITIVES.items():
+            if name not in _installed:
+                _installed.add(name)
+                _compat.replace_lowering(primitive, partial(partial, _lower, _TRANSLATIONS[name]))
 
 
-_installed: list[bool] = []
-
-
-def _missing(translation: _Translation, ctx: Any, *_: Any, **__: Any) -> Any:
-    raise NotImplementedError(
-        f"jax.lax.{translation.lax_name} is not implemented on CPU; inside jcoll.intercept() it is."
-    )
+_installed: set[str] = set()
+_lock = threading.Lock()
 
 
 def _lower(
@@ -123,9 +115,7 @@ def _lower(
     platforms = _compat.lowering_platforms(ctx)
     call, obstacle = _as_call(translation, ctx, params)
     algorithm, reason = _choose(platforms, ctx, call, obstacle)
-    decisions.record(
-        call, ctx.avals_in, algorithm, f"jax.lax.{translation.lax_name}, {reason}"
-    )
+    decisions.record(call, ctx.avals_in, algorithm, f"jax.lax.{translation.lax_name}, {reason}")
     if algorithm == "direct":
         run = partial(_run, call, ctx)
     elif translation.exists_on_cpu or platforms != ("cpu",) or obstacle is not None:
@@ -156,7 +146,7 @@ def _run(call: Call, ctx: Any, spec: CollectiveSpec, *arrays: Any, **static: Any
     if call.num_ranks == 1 and not spec.index_inputs:
         return [y[0] for y in spec.stacked(jnp, *(x[None] for x in arrays), **static)]
     mesh, _ = _compat.mesh_of_lowering(ctx)
-    return _lowering.run_native(spec, mesh.axis_names, *arrays, call=call, **static)
+    return _lowering.run_native(spec, mesh.shape, *arrays, call=call, **static)
 
 
 def _run_by_lax(call: Call, spec: CollectiveSpec, *arrays: Any, **static: Any) -> Sequence[Any]:
@@ -310,9 +300,7 @@ _TRANSLATIONS = {
         _ragged_all_to_all,
         exists_on_cpu=False,
     ),
-    "pbroadcast": _Translation(
-        "pbroadcast", SPECS["broadcast"], _pbroadcast, exists_on_cpu=False
-    ),
+    "pbroadcast": _Translation("pbroadcast", SPECS["broadcast"], _pbroadcast, exists_on_cpu=False),
 }
 
 if config.intercept:

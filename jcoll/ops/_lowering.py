@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -57,7 +58,7 @@ def _lower(spec: Any, platform: str, ctx: Any, *args: Any, call: Call, **static:
         fn = partial(_alone, spec, **static)
     elif algorithm == "direct":
         mesh, _ = _compat.mesh_of_lowering(ctx)
-        fn = partial(run_native, spec, mesh.axis_names, call=call, **static)
+        fn = partial(run_native, spec, mesh.shape, call=call, **static)
     else:
         fn = partial(spec.xla, call=call, platform=platform, **static)
     with _compat.untyped_axes():
@@ -111,8 +112,7 @@ _native_p.multiple_results = True
 
 
 @_native_p.def_abstract_eval
-def _native_abstract_eval(position: Any, *avals: Any, shapes: Any, **_: Any) -> Any:
-    del position
+def _native_abstract_eval(*avals: Any, shapes: Any, **_: Any) -> Any:
     return [_compat.result_aval(avals[0], shape, dtype) for shape, dtype in shapes]
 
 
@@ -120,8 +120,9 @@ def _native_lowering(ctx: Any, *args: Any, shapes: Any, aliases: Any, attributes
     del shapes
     rule = jax.ffi.ffi_lowering(
         native.TARGET,
-        operand_output_aliases={i + 1: o for i, o in aliases},  # Operand 0 is the position.
+        operand_output_aliases={i + 1: o for i, o in aliases},  # Operand 0 is the partition id.
     )
+    ctx, args = _compat.with_partition_id(ctx, args)
     return rule(ctx, *args, **{k: _attribute(v) for k, v in attributes})
 
 
@@ -137,7 +138,7 @@ def _attribute(value: Any) -> Any:
 
 
 def run_native(
-    spec: Any, mesh_axes: Sequence[Any], *arrays: Any, call: Call, **static: Any
+    spec: Any, mesh_shape: Mapping[Any, int], *arrays: Any, call: Call, **static: Any
 ) -> list[Any]:
     """The collective as a custom call of the CPU runtime; traceable, inside a lowering rule."""
     out_dtypes = [d for _, d in spec.shapes([jax.typeof(x) for x in arrays], call, **static)]
@@ -146,11 +147,10 @@ def run_native(
     motion = spec.motion(avals, call, **static)
     shapes = [(tuple(s), np.dtype(d)) for s, d in spec.shapes(avals, call, **static)]
     outs = _native_p.bind(
-        _position(mesh_axes, call.axes),
         *wire,
         shapes=tuple(shapes),
         aliases=motion.aliases,
-        attributes=_attributes(call, motion, avals, shapes, jax.typeof(arrays[0])),
+        attributes=_attributes(call, mesh_shape, motion, avals, shapes, jax.typeof(arrays[0])),
     )
     return [y if y.dtype == d else y.astype(d) for y, d in zip(outs, out_dtypes, strict=True)]
 
@@ -173,13 +173,18 @@ def _to_wire(x: Any, reduce_op: str | None) -> Any:
     return x
 
 
-def _position(mesh_axes: Sequence[Any], axes: Sequence[Any]) -> Any:
-    """group * axis_size + index on `axes`, the group counting the mesh's other axes."""
-    others = tuple(name for name in mesh_axes if name not in axes)
-    return jax.lax.axis_index(others + tuple(axes)).astype(jnp.int32)
+def _positions(mesh_shape: Mapping[Any, int], axes: Sequence[Any]) -> tuple[int, ...]:
+    """For every device of the mesh: group * axis_size + index on `axes`, the group counting the
+    mesh's other axes."""
+    names = list(mesh_shape)
+    order = [names.index(a) for a in (*(n for n in names if n not in axes), *axes)]
+    ids = np.arange(math.prod(mesh_shape.values())).reshape(tuple(mesh_shape.values()))
+    return tuple(np.argsort(ids.transpose(order).reshape(-1)).tolist())
 
 
-def _attributes(call: Call, motion: Motion, avals: Any, shapes: Any, given: Any) -> tuple:
+def _attributes(
+    call: Call, mesh_shape: Mapping[Any, int], motion: Motion, avals: Any, shapes: Any, given: Any
+) -> tuple:
     """The custom call's attributes, hashable; ffi.cc reads them into a Description."""
     group_of, rank_of = call.groups.tables()
     in_nbytes = _nbytes(avals[0].shape, avals[0].dtype)
@@ -196,6 +201,9 @@ def _attributes(call: Call, motion: Motion, avals: Any, shapes: Any, given: Any)
         "axis_size": call.groups.axis_size,
         "motion": motion.kind,
     }
+    positions = _positions(mesh_shape, call.axes)
+    if positions != tuple(range(len(positions))):
+        attributes["position_of"] = positions
     if group_of:
         attributes |= {"group_of": tuple(group_of), "rank_of": tuple(rank_of)}
     if motion.kind == "blocks":
