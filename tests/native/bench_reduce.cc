@@ -2,6 +2,8 @@
 //
 //   bench_reduce [max_bytes_per_rank] [num_threads] [num_ranks]
 //
+// JCOLL_ISA=baseline|avx2|avx512 in the environment chooses the instruction set.
+//
 // Prints a row per (op, dtype, bytes per rank, kind of destination pages): bytes read and written
 // per second, ordinary stores and streaming stores side by side, the best of the repeats taken in
 // turn.
@@ -20,8 +22,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
-#include <string>
 #include <thread>
 #include <vector>
 
@@ -152,7 +152,7 @@ double Once(const Work& work, Setup setup, Pages pages, Buffers& warm) {
 
 void Row(const Work& work, Setup setup, Pages pages, Buffers& warm) {
   const double moved = setup.num_ranks * static_cast<double>(setup.nbytes) * (1 + work.read_share);
-  const int repeats = static_cast<int>(std::clamp(1e9 / moved, 7.0, 2000.0));
+  const int repeats = static_cast<int>(std::clamp(3e8 / moved, 5.0, 300.0));
   double best[2] = {1e9, 1e9};
   for (int i = 0; i < 2 * repeats; ++i) {
     setup.stream = i % 2;
@@ -182,8 +182,7 @@ int main(int argc, char** argv) {
                          {"all_gather", AllGather, jcoll::DType::kU8, 1.0 / num_ranks},
                          {"all_to_all", AllToAll, jcoll::DType::kU8, 1}};
   for (const Work& work : kWorks) {
-    for (int64_t nbytes = std::min<int64_t>(16 << 10, max_nbytes); nbytes <= max_nbytes;
-         nbytes *= 4) {
+    for (int64_t nbytes = max_nbytes; nbytes >= 16 << 10; nbytes /= 8) {
       Buffers srcs(num_ranks, nbytes), warm(num_ranks, nbytes);
       srcs.Fill(1);
       warm.Fill(0);
