@@ -10,8 +10,8 @@
 //
 // The result is a function of the source values and their order alone. It is the same bits on every
 // instruction set, on every thread (under ScopedFlushDenormals), for every way of cutting the range
-// into calls, and in every destination. One thing is left open: which payload a NaN has when
-// several sources are NaN.
+// into calls, and in every destination. One thing is left open: the sign and payload of a NaN in a
+// sum or product that met more than one.
 
 namespace jcoll {
 
