@@ -147,37 +147,21 @@ def mesh_of_lowering(ctx: Any) -> tuple[Any, frozenset] | None:
     return axis_context.mesh, frozenset(axis_context.manual_axes)
 
 
-def lowering_rules(primitive: Any) -> dict[str | None, Any]:
-    """The lowering rules of a primitive by platform; None is the default rule."""
-    rules = {
-        platform: table[primitive]
-        for platform, table in _mlir._platform_specific_lowerings.items()
-        if primitive in table
-    }
-    if primitive in _mlir._lowerings:
-        rules[None] = _mlir._lowerings[primitive]
-    return rules
-
-
-def rule_function(rule: Any) -> Callable:
-    """The function in a table entry of `lowering_rules`."""
-    return rule.rule
-
-
 def replace_lowering(primitive: Any, wrap: Callable[[Callable], Callable]) -> None:
     """Replaces the lowering rules of a primitive, for all platforms, by wrap(what they did)."""
-    rules = {platform: entry.rule for platform, entry in lowering_rules(primitive).items()}
-    default = rules.pop(None, None)
+    tables = _mlir._platform_specific_lowerings
+    rules = {p: table[primitive].rule for p, table in tables.items() if primitive in table}
+    default = _mlir._lowerings.get(primitive)
 
     def original(ctx: Any, *args: Any, **params: Any) -> Any:
         ctx = ctx.replace(avals_out=list(ctx.avals_out))  # A tuple here fails on several platforms.
         return _mlir.lower_per_platform(
-            ctx, str(primitive), rules, default, frozenset(), *args, **params
+            ctx, str(primitive), rules, default and default.rule, frozenset(), *args, **params
         )
 
     _mlir.register_lowering(primitive, wrap(original))
     for platform in rules:
-        del _mlir._platform_specific_lowerings[platform][primitive]
+        del tables[platform][primitive]
 
 
 @contextlib.contextmanager

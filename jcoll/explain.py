@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, overload
 
 import jax
 
@@ -16,8 +16,16 @@ from jcoll.runtime import decisions
 from jcoll.runtime.decisions import Decision
 
 
+@overload
+def explain() -> Environment: ...
+
+
+@overload
+def explain(fn: Callable, *args: Any, **kwargs: Any) -> Explanation: ...
+
+
 def explain(fn: Callable | None = None, *args: Any, **kwargs: Any) -> Explanation | Environment:
-    """Tells how the collectives of `fn(*args, **kwargs)` are lowered; without a function, what with.
+    """Tells which algorithms the collectives of fn(*args, **kwargs) get; without fn, what is there.
 
         print(jcoll.explain(train_step, params, batch))
 

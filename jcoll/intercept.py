@@ -145,8 +145,9 @@ def _run(call: Call, ctx: Any, spec: CollectiveSpec, *arrays: Any, **static: Any
     """Runs a collective on the CPU runtime."""
     if call.num_ranks == 1 and not spec.index_inputs:
         return [y[0] for y in spec.stacked(jnp, *(x[None] for x in arrays), **static)]
-    mesh, _ = _compat.mesh_of_lowering(ctx)
-    return _lowering.run_native(spec, mesh.shape, *arrays, call=call, **static)
+    context = _compat.mesh_of_lowering(ctx)
+    assert context is not None  # _lowering.choose
+    return _lowering.run_native(spec, context[0].shape, *arrays, call=call, **static)
 
 
 def _run_by_lax(call: Call, spec: CollectiveSpec, *arrays: Any, **static: Any) -> Sequence[Any]:
