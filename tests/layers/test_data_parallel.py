@@ -100,6 +100,25 @@ def test_equals_lax_leaf_by_leaf(op, bucket_bytes, check_vma):
 
 
 @CHECK_VMA
+@pytest.mark.parametrize(
+    ("options", "collectives"),
+    [({}, 3), ({"join_bytes": 0}, 7), ({"join_bytes": 2**20}, 2), ({"bucket_bytes": 64}, 5)],
+    ids=str,
+)
+def test_number_of_collectives(options, collectives, check_vma):
+    """Small leaves of a dtype go together; what is large, by either measure, goes alone."""
+    floats = {"a": 8, "b": 8, "c": 4, "large": 5000}
+    tree = {name: jnp.ones((8, size), jnp.float32) for name, size in floats.items()}
+    tree |= {name: jnp.ones((8, 16), jnp.bfloat16) for name in ("half", "other", "third")}
+
+    def sync(tree):
+        return jcoll.sync_gradients(local(tree), "data", **options)
+
+    text = jaxpr_text(sync, tree, check_vma=check_vma)
+    assert text.count("= jcoll_all_reduce[") == collectives
+
+
+@CHECK_VMA
 def test_mixed_dtypes_share_a_tree(check_vma):
     kinds = [jnp.float32, jnp.bfloat16, jnp.float16, jnp.complex64]
 
@@ -360,6 +379,16 @@ def test_numbers_in_paths_sort_as_numbers():
 )
 def test_plan_buckets(leaves, bucket_bytes, want):
     assert plan_buckets(leaves, bucket_bytes) == want
+    assert plan_buckets(leaves, bucket_bytes, join_bytes=100) == want
+
+
+@pytest.mark.parametrize(
+    ("join_bytes", "want"),
+    [(0, [[0], [1], [2], [3, 4]]), (4, [[0, 2, 3, 4], [1]]), (5, [[0, 1], [2, 3, 4]])],
+)
+def test_plan_buckets_joins_small_leaves_only(join_bytes, want):
+    leaves = [("f", 4), ("f", 5), ("f", 4), ("f", 0), ("f", 0)]
+    assert plan_buckets(leaves, 10, join_bytes) == want
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -391,10 +420,15 @@ def call(tree, **kwargs):
     ("kwargs", "error", "match"),
     [
         ({"op": "max"}, ValueError, "op='max'.*'mean' or 'sum'.*jcoll.all_reduce"),
-        ({"bucket_bytes": 0}, ValueError, "bucket_bytes=0 is not positive.*at least 1.*Pass 1"),
+        (
+            {"bucket_bytes": 0},
+            ValueError,
+            "bucket_bytes=0 is too small.*at least 1.*is 26214",
+        ),
         ({"bucket_bytes": -5}, ValueError, "bucket_bytes=-5"),
-        ({"bucket_bytes": 1e6}, TypeError, "bucket_bytes=1000000.0 is not.*Pass a Python int"),
-        ({"bucket_bytes": True}, TypeError, "bucket_bytes=True is not"),
+        ({"bucket_bytes": 1e6}, TypeError, "bucket_bytes=1000000.0 is not an integer"),
+        ({"join_bytes": -1}, ValueError, "join_bytes=-1 is too small.*at least 0"),
+        ({"join_bytes": None}, TypeError, "join_bytes=None is not an integer"),
     ],
 )
 def test_bad_arguments(kwargs, error, match):
