@@ -4,14 +4,15 @@ Each of `n` ranks differentiates the loss of its own part of the batch, which gi
 for every parameter. All ranks then apply the same gradient, `mean = (g_0 + .. + g_(n-1)) / n`, the
 gradient of the mean of the n losses.
 
-A collective costs a fixed time alpha, whatever its size, and a model has many small parameters. So
-leaves are laid end to end in buckets: k leaves cost one alpha instead of k, for the price of copying
-them in and out. That pays for a leaf of s bytes as long as 2 s / (copy bandwidth) is below alpha. A
-large leaf travels alone: it need not be copied, and need not wait for others, so that its collective
-overlaps with the rest of the backward pass. On 8 virtual CPU devices of 2 cores, 24 leaves took,
-joined and alone (median ms): of 1 KiB 3.5 and 3.8, of 8 KiB 3.0 and 3.4, of 16 KiB 5.3 and 5.2, of
-64 KiB 9.3 and 9.2; a whole step of examples/train_gpt.py 354 and 192 (by jax.lax: 278). Hence
-DEFAULT_JOIN_BYTES. Where XLA runs the collectives, it merges small ones by itself.
+A collective costs a fixed time alpha, whatever its size, and a model has many small parameters.
+So leaves are laid end to end in buckets: k leaves cost one alpha instead of k, for the price of
+copying them in and out. That pays for a leaf of s bytes as long as 2 s / (copy bandwidth) is
+below alpha. A large leaf travels alone: it need not be copied, and need not wait for others, so
+that its collective overlaps with the rest of the backward pass. On 8 virtual CPU devices of 2
+cores, 24 leaves took, joined and alone (median ms): of 1 KiB 3.5 and 3.8, of 8 KiB 3.0 and 3.4,
+of 16 KiB 5.3 and 5.2, of 64 KiB 9.3 and 9.2; a whole step of examples/train_gpt.py 354 and 192
+(by jax.lax: 278). Hence DEFAULT_JOIN_BYTES. Where XLA runs the collectives, it merges small ones
+by itself.
 """
 
 from __future__ import annotations
