@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
+#include <utility>
 
 namespace jcoll {
 namespace {
@@ -15,10 +17,60 @@ Failure Malformed(const Description& d, const std::string& what) {
               ". Programs must be compiled with the jcoll version that runs them."};
 }
 
+std::optional<Failure> ValidateGroups(const Description& d) {
+  if (d.axis_size < 1) return Malformed(d, "axis_size < 1");
+  if (d.group_of.size() != d.rank_of.size()) return Malformed(d, "group_of and rank_of differ");
+  if (!d.group_of.empty() && static_cast<int>(d.group_of.size()) != d.axis_size) {
+    return Malformed(d, "group_of does not cover the axis");
+  }
+  std::set<std::pair<int64_t, int64_t>> taken;
+  for (size_t i = 0; i < d.group_of.size(); ++i) {
+    const int64_t group = d.group_of[i], rank = d.rank_of[i];
+    if (group < 0 || group >= d.axis_size || rank < 0 ||
+        rank >= d.group_size(static_cast<int>(group))) {
+      return Malformed(d, "a group or rank is out of range");
+    }
+    if (!taken.insert({group, rank}).second) {
+      return Malformed(d, "two positions have the same group and rank");
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<Failure> ValidateRows(const Description& d) {
+  if (d.row_nbytes < 0 || d.in_rows < 0 || d.out_rows < 0 || d.num_updates < 1) {
+    return Malformed(d, "negative row counts");
+  }
+  if (d.index_nbytes != 4 && d.index_nbytes != 8) return Malformed(d, "index_nbytes not 4 or 8");
+  return std::nullopt;
+}
+
+std::optional<Failure> ValidateBlocks(const Description& d) {
+  if (d.in_blocks < 0 || d.out_blocks < 0 || d.block_nbytes < 0) return Malformed(d, "sizes < 0");
+  int largest = 0, smallest = d.axis_size;
+  for (int g = 0; g < d.num_groups(); ++g) {
+    largest = std::max(largest, d.group_size(g));
+    smallest = std::min(smallest, d.group_size(g));
+  }
+  if (d.source_map.size() < static_cast<size_t>(largest) * d.out_blocks) {
+    return Malformed(d, "source_map is too short");
+  }
+  bool reduces = false;
+  for (int64_t v : d.source_map) {
+    if (v >= int64_t{smallest} * d.in_blocks || -2 - v >= d.in_blocks) {
+      return Malformed(d, "source_map names a block that does not exist");
+    }
+    reduces |= v <= -2;
+  }
+  if (reduces && (!Supports(d.dtype, d.reduce_op) || d.block_nbytes % Size(d.dtype) != 0)) {
+    return Malformed(d, "this reduction does not exist for this dtype");
+  }
+  return std::nullopt;
+}
+
 // Blocks with the same source become one move with several destinations: a block that every rank
 // needs is read (or reduced) once.
-void BuildBlockMoves(const Description& d, const std::vector<RankBuffers>& ranks,
-                     MoveList* moves) {
+void BuildBlockMoves(const Description& d, const std::vector<RankBuffers>& ranks, MoveList* moves) {
   const int num_ranks = static_cast<int>(ranks.size());
   std::map<int64_t, std::vector<void*>> destinations;
   for (int rank = 0; rank < num_ranks; ++rank) {
@@ -54,49 +106,15 @@ int Description::group_size(int group) const {
 }
 
 std::string Description::Where() const {
-  std::string text = "jcoll." + op + " over axis " + axis + " (" + signature + ", " + algorithm + ")";
+  std::string text =
+      "jcoll." + op + " over axis " + axis + " (" + signature + ", " + algorithm + ")";
   if (!call_site.empty()) text += " called at " + call_site;
   return text;
 }
 
 std::optional<Failure> Description::Validate() const {
-  if (axis_size < 1) return Malformed(*this, "axis_size < 1");
-  if (group_of.size() != rank_of.size()) return Malformed(*this, "group_of and rank_of differ");
-  if (!group_of.empty() && static_cast<int>(group_of.size()) != axis_size) {
-    return Malformed(*this, "group_of does not cover the axis");
-  }
-  for (size_t i = 0; i < group_of.size(); ++i) {
-    if (group_of[i] < 0 || group_of[i] >= axis_size || rank_of[i] < 0 ||
-        rank_of[i] >= group_size(static_cast<int>(group_of[i]))) {
-      return Malformed(*this, "a group or rank is out of range");
-    }
-  }
-  if (motion != Motion::kBlocks) {
-    if (row_nbytes < 0 || in_rows < 0 || out_rows < 0 || num_updates < 1) {
-      return Malformed(*this, "negative row counts");
-    }
-    return std::nullopt;
-  }
-  if (in_blocks < 0 || out_blocks < 0 || block_nbytes < 0) return Malformed(*this, "sizes < 0");
-  int largest = 0, smallest = axis_size;
-  for (int g = 0; g < num_groups(); ++g) {
-    largest = std::max(largest, group_size(g));
-    smallest = std::min(smallest, group_size(g));
-  }
-  if (source_map.size() < static_cast<size_t>(largest) * out_blocks) {
-    return Malformed(*this, "source_map is too short");
-  }
-  for (int64_t v : source_map) {
-    if (v >= int64_t{smallest} * in_blocks || -2 - v >= in_blocks) {
-      return Malformed(*this, "source_map names a block that does not exist");
-    }
-  }
-  const bool reduces = std::any_of(source_map.begin(), source_map.end(),
-                                   [](int64_t v) { return v <= -2; });
-  if (reduces && (!Supports(dtype, reduce_op) || block_nbytes % Size(dtype) != 0)) {
-    return Malformed(*this, "this reduction does not exist for this dtype");
-  }
-  return std::nullopt;
+  if (auto failure = ValidateGroups(*this)) return failure;
+  return motion == Motion::kBlocks ? ValidateBlocks(*this) : ValidateRows(*this);
 }
 
 std::optional<Failure> BuildMoves(const Description& d, const std::vector<RankBuffers>& ranks,
