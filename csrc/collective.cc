@@ -12,19 +12,28 @@ namespace {
 // Below this much traffic (bytes read + written) one thread is done before a second has woken up:
 // a wake-up costs 5-10 us, in which one core moves about 100 KiB.
 constexpr int64_t kInlineTraffic = 256 << 10;
-// A piece should take long against the atomic that hands it out (0.1 us) and short against the
-// whole, so that two threads end together: 512 KiB is about 50 us.
-constexpr int64_t kPieceTraffic = 512 << 10;
+// Pieces: some for every core, so that threads end together, but none so small that handing it out
+// (0.1 us) or the look at its pages (see Prefault) counts, or so large that what one rank writes
+// (1/16 of the traffic of 8 ranks) leaves the L2 cache between Prefault and the write.
+constexpr int64_t kMinPieceTraffic = 128 << 10;
+constexpr int64_t kMaxPieceTraffic = 4 << 20;
+constexpr int64_t kPiecesPerCore = 4;
 // Continuations longer than this are worth waking a second core for.
 constexpr int64_t kLongContinuationNs = 30000;
-// A continuation shorter than this has not blocked, whatever the monitor saw.
-constexpr int64_t kShortestStallNs = 500000;
 // After a stall this many collectives wake a thread per rank at once. Then the site is tried
 // without again: a program that mixes in lax collectives pays 1 ms for that in 32 collectives; one
 // that was only preempted does not pay for ever.
 constexpr int kStallCredit = 32;
-// Writes beyond this do not stay in cache until somebody reads them.
-constexpr int64_t kStreamNBytes = 4 << 20;
+// One collective in so many has its continuations timed.
+constexpr uint32_t kTimedInterval = 16;
+
+// 30 years stand for ever: far below what the clock's 64 bits of nanoseconds can hold. NaN, too.
+constexpr double kLongestTimeoutS = 1e9;
+
+Executor::Clock::duration ToDuration(double timeout_s) {
+  const double s = timeout_s < kLongestTimeoutS ? timeout_s : kLongestTimeoutS;
+  return std::chrono::duration_cast<Executor::Clock::duration>(std::chrono::duration<double>(s));
+}
 
 std::string Seconds(double s) {
   char text[32];
@@ -60,28 +69,35 @@ Executor::Wake SitePolicy::NextWake() {
   return Executor::Wake::kLazy;
 }
 
-void SitePolicy::Observe(int64_t ns, bool stalled) {
-  const int64_t old = continuation_ns_.load(std::memory_order_relaxed);
-  continuation_ns_.store(old + (ns - old) / 8, std::memory_order_relaxed);
-  if (stalled && ns > kShortestStallNs) {
-    stall_credit_.store(kStallCredit, std::memory_order_relaxed);
-  }
+bool SitePolicy::NextIsTimed() {
+  return num_collectives_.fetch_add(1, std::memory_order_relaxed) % kTimedInterval == 0;
 }
 
+void SitePolicy::ObserveTime(int64_t ns) {
+  const int64_t old = continuation_ns_.load(std::memory_order_relaxed);
+  continuation_ns_.store(old + (ns - old) / 8, std::memory_order_relaxed);
+}
+
+void SitePolicy::ObserveStall() { stall_credit_.store(kStallCredit, std::memory_order_relaxed); }
+
 Collective::Collective(std::shared_ptr<const Description> description,
-                       std::shared_ptr<SiteMetrics> metrics, std::shared_ptr<SitePolicy> policy,
-                       int group, double timeout_s)
-    : d_(std::move(description)),
-      metrics_(std::move(metrics)),
-      policy_(std::move(policy)),
-      group_(group),
-      timeout_s_(timeout_s),
-      opened_(Clock::now()),
-      deadline_(opened_ + std::chrono::duration_cast<Clock::duration>(
-                              std::chrono::duration<double>(timeout_s))),
-      buffers_(d_->group_size(group)),
-      completions_(buffers_.size()),
-      arrived_(buffers_.size()) {}
+                       std::shared_ptr<SiteMetrics> metrics, std::shared_ptr<SitePolicy> policy)
+    : d_(std::move(description)), metrics_(std::move(metrics)), policy_(std::move(policy)) {}
+
+void Collective::Open(int group, double timeout_s) {
+  const int num_ranks = d_->group_size(group);
+  group_ = group;
+  timeout_s_ = timeout_s;
+  opened_ = Clock::now();
+  deadline_ = opened_ + ToDuration(timeout_s);
+  num_users_.store(1, std::memory_order_relaxed);
+  is_timed_ = policy_->NextIsTimed();
+  buffers_.resize(num_ranks);
+  completions_.resize(num_ranks);
+  arrived_.assign(num_ranks, false);
+  num_arrived_ = 0;
+  failure_.reset();
+}
 
 void Collective::Add(int rank, const RankBuffers& buffers, Completion completion) {
   buffers_[rank] = buffers;
@@ -118,24 +134,34 @@ std::string Collective::TimeoutMessage() const {
 void Collective::Start() {
   last_arrival_ = Clock::now();
   failure_ = BuildMoves(*d_, buffers_, &moves_);
-  if (failure_) return Finish();
-  if (d_->motion == Motion::kBlocks) {
-    reduce_ = GetReduceFn(d_->dtype, d_->reduce_op);
-    element_nbytes_ = Size(d_->dtype);
+  if (failure_) {
+    Finish();
+  } else {
+    if (d_->motion == Motion::kBlocks) {
+      reduce_ = GetReduceFn(d_->dtype, d_->reduce_op);
+      element_nbytes_ = Size(d_->dtype);
+    }
+    const int64_t traffic_nbytes = moves_.traffic_nbytes();
+    if (traffic_nbytes <= kInlineTraffic) {
+      MoveInline();
+    } else {
+      MoveInParallel(traffic_nbytes);
+    }
   }
-  const int64_t traffic = moves_.traffic_nbytes();
-  if (traffic <= kInlineTraffic) {
-    MoveInline();
-    return Finish();
-  }
-  stream_ = moves_.written_nbytes() >= kStreamNBytes;
+  num_users_.fetch_sub(1, std::memory_order_acq_rel);
+}
+
+void Collective::MoveInParallel(int64_t traffic_nbytes) {
+  stream_ = traffic_nbytes >= kStreamThresholdBytes;
   for (const RankBuffers& b : buffers_) AdviseHugePages(b.outputs[0], d_->output_nbytes());
-  pieces_ = moves_.Cut(kPieceTraffic);
+  const int64_t share = traffic_nbytes / (kPiecesPerCore * Executor::NumThreads());
+  pieces_ = moves_.Cut(std::clamp(share, kMinPieceTraffic, kMaxPieceTraffic));
   const int num_pieces = static_cast<int>(pieces_.size());
+  next_piece_.store(0, std::memory_order_relaxed);
   pieces_left_.store(num_pieces, std::memory_order_relaxed);
   const int helpers = std::min(num_pieces, Executor::NumThreads()) - 1;
-  std::vector<Task> tasks(helpers, Task{shared_from_this(), kHelp});
-  Executor::Get().Push(std::move(tasks), Executor::Wake::kAll);
+  num_users_.fetch_add(helpers, std::memory_order_relaxed);
+  Executor::Get().Push(shared_from_this(), -helpers, helpers, Executor::Wake::kAll);
   TakePieces();
 }
 
@@ -144,6 +170,7 @@ void Collective::MoveInline() {
   for (int i = 0; i < moves_.size(); ++i) {
     moves_.Run(moves_.Whole(i), reduce_, element_nbytes_, /*stream=*/false);
   }
+  Finish();
 }
 
 void Collective::TakePieces() {
@@ -153,6 +180,7 @@ void Collective::TakePieces() {
   for (;;) {
     const int i = next_piece_.fetch_add(1, std::memory_order_relaxed);
     if (i >= num_pieces) break;
+    moves_.Prefault(pieces_[i]);
     moves_.Run(pieces_[i], reduce_, element_nbytes_, stream_);
     ++done;
   }
@@ -170,26 +198,29 @@ void Collective::Finish() {
     metrics_->skew_ns.fetch_add(ns(last_arrival_ - opened_), std::memory_order_relaxed);
     metrics_->exec_ns.fetch_add(ns(now - last_arrival_), std::memory_order_relaxed);
   }
-  std::vector<Task> tasks;
-  tasks.reserve(completions_.size());
-  for (size_t rank = 0; rank < completions_.size(); ++rank) {
-    tasks.push_back({shared_from_this(), static_cast<int>(rank)});
-  }
-  Executor::Get().Push(std::move(tasks), policy_->NextWake());
+  const int num_ranks = static_cast<int>(completions_.size());
+  num_users_.fetch_add(num_ranks, std::memory_order_relaxed);
+  Executor::Get().Push(shared_from_this(), 0, num_ranks, policy_->NextWake());
 }
 
 void Collective::Run(int index) {
-  if (index == kHelp) return TakePieces();
-  CompleteRank(index);
+  if (index < 0) {
+    TakePieces();
+  } else {
+    CompleteRank(index);
+  }
+  num_users_.fetch_sub(1, std::memory_order_acq_rel);
 }
 
 void Collective::CompleteRank(int rank) {
-  const auto start = Clock::now();
-  const int64_t stalls_before = Executor::Get().num_stalls();
   const Completion completion = std::move(completions_[rank]);
+  completions_[rank] = nullptr;
+  const Executor& executor = Executor::Get();
+  const int64_t stalls_before = executor.num_stalls();
+  const auto start = is_timed_ ? Clock::now() : Clock::time_point();
   completion(failure_ ? &*failure_ : nullptr);
-  const auto elapsed = std::chrono::nanoseconds(Clock::now() - start).count();
-  policy_->Observe(elapsed, Executor::Get().num_stalls() != stalls_before);
+  if (is_timed_) policy_->ObserveTime(std::chrono::nanoseconds(Clock::now() - start).count());
+  if (executor.num_stalls() != stalls_before) policy_->ObserveStall();
 }
 
 }  // namespace jcoll

@@ -30,12 +30,18 @@ class SitePolicy {
  public:
   // How to queue the completions of one collective.
   Executor::Wake NextWake();
-  // A completion ran for `ns`; `stalled` if the queue stood still meanwhile.
-  void Observe(int64_t ns, bool stalled);
+  // Whether the completions of the next collective should be timed: some suffice, and reading the
+  // clock is a good part of a small collective.
+  bool NextIsTimed();
+  // A completion ran for `ns`.
+  void ObserveTime(int64_t ns);
+  // The queue stood still while a completion ran.
+  void ObserveStall();
 
  private:
   std::atomic<int64_t> continuation_ns_{0};  // Moving average.
   std::atomic<int> stall_credit_{0};         // Collectives that will still wake everybody.
+  std::atomic<uint32_t> num_collectives_{0};
 };
 
 class Collective : public Runnable, public std::enable_shared_from_this<Collective> {
@@ -43,13 +49,17 @@ class Collective : public Runnable, public std::enable_shared_from_this<Collecti
   using Clock = Executor::Clock;
 
   Collective(std::shared_ptr<const Description> description, std::shared_ptr<SiteMetrics> metrics,
-             std::shared_ptr<SitePolicy> policy, int group, double timeout_s);
+             std::shared_ptr<SitePolicy> policy);
 
   // These are called under the site's mutex.
+  // Begins a life; the object is fresh or IsOver.
+  void Open(int group, double timeout_s);
+  // Completed, and no thread will touch it again.
+  bool IsOver() const { return num_users_.load(std::memory_order_acquire) == 0; }
   bool HasRank(int rank) const { return arrived_[rank]; }
   void Add(int rank, const RankBuffers& buffers, Completion completion);
   bool AllArrived() const { return num_arrived_ == static_cast<int>(arrived_.size()); }
-  bool IsExpired(Clock::time_point now) const { return !failure_ && now >= deadline_; }
+  bool IsExpired(Clock::time_point now) const { return now >= deadline_; }
   // Marks as failed and returns the completions of those who have arrived, to be pushed. The
   // collective stays known to the site, so that late ranks get the error too.
   std::vector<Task> Expire();
@@ -59,12 +69,12 @@ class Collective : public Runnable, public std::enable_shared_from_this<Collecti
   // All ranks are there: does the work and completes. Called once, without locks.
   void Start();
 
-  // Runnable: index >= 0 completes that rank; kHelp takes pieces until none is left.
-  static constexpr int kHelp = -1;
+  // Runnable: index >= 0 completes that rank; others take pieces until none is left.
   void Run(int index) override;
 
  private:
   void MoveInline();
+  void MoveInParallel(int64_t traffic_nbytes);
   void TakePieces();
   void Finish();
   void CompleteRank(int rank);
@@ -73,10 +83,13 @@ class Collective : public Runnable, public std::enable_shared_from_this<Collecti
   const std::shared_ptr<const Description> d_;
   const std::shared_ptr<SiteMetrics> metrics_;
   const std::shared_ptr<SitePolicy> policy_;
-  const int group_;
-  const double timeout_s_;
-  const Clock::time_point opened_;
-  const Clock::time_point deadline_;
+  int group_ = 0;
+  double timeout_s_ = 0;
+  Clock::time_point opened_;
+  Clock::time_point deadline_;
+  // Tasks queued or running, and one for the time until Start has returned.
+  std::atomic<int> num_users_{0};
+  bool is_timed_ = false;
 
   std::vector<RankBuffers> buffers_;
   std::vector<Completion> completions_;

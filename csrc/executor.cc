@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <system_error>
 
 #include "reduce.h"
 
@@ -44,7 +45,21 @@ void StopAtExit() {
 
 // In the child none of the pool's threads exist and its mutex may be held by one of them: start
 // over. The old object is leaked, as its destructor could not run either.
-void ResetInChild() { g_executor.store(nullptr); }
+void ResetInChild() {
+  g_executor.store(nullptr);
+  t_is_worker = false;  // Where a continuation has forked.
+}
+
+// False if the system has no thread to give.
+template <typename Fn>
+bool StartThread(Fn fn) {
+  try {
+    std::thread(fn).detach();
+    return true;
+  } catch (const std::system_error&) {
+    return false;
+  }
+}
 
 }  // namespace
 
@@ -82,12 +97,18 @@ void Executor::Push(std::vector<Task> tasks, Wake wake) {
   const int count = static_cast<int>(tasks.size());
   if (count == 0) return;
   std::unique_lock<std::mutex> lock(mu_);
-  if (stopping_) {
-    lock.unlock();
-    for (Task& task : tasks) task.runnable->Run(task.index);
-    return;
-  }
   for (Task& task : tasks) queue_.push_back(std::move(task));
+  AfterPush(&lock, count, wake);
+}
+
+void Executor::Push(const std::shared_ptr<Runnable>& runnable, int first, int count, Wake wake) {
+  if (count <= 0) return;
+  std::unique_lock<std::mutex> lock(mu_);
+  for (int i = 0; i < count; ++i) queue_.push_back({runnable, first + i});
+  AfterPush(&lock, count, wake);
+}
+
+void Executor::AfterPush(std::unique_lock<std::mutex>* lock, int count, Wake wake) {
   switch (wake) {
     case Wake::kLazy:
       if (!t_is_worker) WakeLocked(1);
@@ -97,22 +118,31 @@ void Executor::Push(std::vector<Task> tasks, Wake wake) {
       break;
     case Wake::kAll:
       // Idle workers first; start what is missing, so that nothing waits for the monitor.
-      while (num_idle_ < count && num_workers_ < kMaxWorkers) StartWorkerLocked();
+      while (num_idle_ < count && num_workers_ < kMaxWorkers && StartWorkerLocked()) {
+      }
       WakeLocked(count);
       break;
   }
   StartMonitorLocked();
+  // Without any thread to be had it is this one that does the work, which beats losing it.
+  if (num_workers_ == 0 && !t_is_worker) {
+    t_is_worker = true;
+    RunQueue(lock);
+    t_is_worker = false;
+  }
 }
 
 void Executor::WakeLocked(int count) {
-  while (num_idle_ < count && num_workers_ < NumThreads()) StartWorkerLocked();
+  while (num_idle_ < count && num_workers_ < NumThreads() && StartWorkerLocked()) {
+  }
   for (int i = 0; i < std::min(count, num_idle_); ++i) work_cv_.notify_one();
 }
 
-void Executor::StartWorkerLocked() {
+bool Executor::StartWorkerLocked() {
+  if (!StartThread([this] { WorkerLoop(); })) return false;
   ++num_workers_;
   ++num_idle_;  // Until its first look at the queue.
-  std::thread([this] { WorkerLoop(); }).detach();
+  return true;
 }
 
 void Executor::WorkerLoop() {
@@ -120,22 +150,14 @@ void Executor::WorkerLoop() {
   ScopedFlushDenormals flush;
   std::unique_lock<std::mutex> lock(mu_);
   for (;;) {
-    const bool has_work = work_cv_.wait_for(
-        lock, kSpareWorkerLife, [this] { return !queue_.empty() || stopping_; });
+    const bool has_work =
+        work_cv_.wait_for(lock, kSpareWorkerLife, [this] { return !queue_.empty() || stopping_; });
     if (queue_.empty()) {
       if (stopping_ || (!has_work && num_workers_ > NumThreads())) break;
       continue;
     }
     --num_idle_;
-    while (!queue_.empty()) {
-      Task task = std::move(queue_.front());
-      queue_.pop_front();
-      ++num_popped_;
-      lock.unlock();
-      task.runnable->Run(task.index);
-      task.runnable.reset();
-      lock.lock();
-    }
+    RunQueue(&lock);
     ++num_idle_;
   }
   --num_idle_;
@@ -143,10 +165,21 @@ void Executor::WorkerLoop() {
   exit_cv_.notify_all();
 }
 
+void Executor::RunQueue(std::unique_lock<std::mutex>* lock) {
+  while (!queue_.empty()) {
+    Task task = std::move(queue_.front());
+    queue_.pop_front();
+    ++num_popped_;
+    lock->unlock();
+    task.runnable->Run(task.index);
+    task.runnable.reset();
+    lock->lock();
+  }
+}
+
 void Executor::StartMonitorLocked() {
   if (!monitor_running_) {
-    monitor_running_ = true;
-    std::thread([this] { MonitorLoop(); }).detach();
+    monitor_running_ = StartThread([this] { MonitorLoop(); });
   } else if (monitor_asleep_) {
     monitor_cv_.notify_one();
   }
@@ -158,7 +191,7 @@ void Executor::WatchDeadlines(Scan scan) {
   if (scan_.load() != nullptr) return;
   std::lock_guard<std::mutex> lock(mu_);
   scan_.store(scan);
-  if (!stopping_) StartMonitorLocked();
+  StartMonitorLocked();
 }
 
 // If the queue has not moved since the last tick, every queued task gets a thread.
@@ -168,7 +201,8 @@ void Executor::ResolveStallLocked() {
   if (!stalled) return;
   num_stalls_.fetch_add(1, std::memory_order_relaxed);
   const int count = static_cast<int>(queue_.size());
-  while (num_idle_ < count && num_workers_ < kMaxWorkers) StartWorkerLocked();
+  while (num_idle_ < count && num_workers_ < kMaxWorkers && StartWorkerLocked()) {
+  }
   work_cv_.notify_all();
 }
 
@@ -185,7 +219,7 @@ void Executor::MonitorLoop() {
   std::unique_lock<std::mutex> lock(mu_);
   int quiet_ticks = 0;
   Clock::time_point next_scan = Clock::now();
-  while (!stopping_) {
+  while (!stopping_ || !queue_.empty() || scan_.load() != nullptr) {
     quiet_ticks = queue_.empty() ? quiet_ticks + 1 : 0;
     ResolveStallLocked();
     if (Clock::now() >= next_scan) {
@@ -196,18 +230,25 @@ void Executor::MonitorLoop() {
     }
     if (quiet_ticks < kQuietTicks) {
       monitor_cv_.wait_for(lock, kTick);
-      continue;
+    } else if (SleepLocked(&lock)) {
+      quiet_ticks = 0;
     }
-    monitor_asleep_ = true;
-    if (scan_.load() != nullptr) {
-      monitor_cv_.wait_for(lock, kScanInterval);
-    } else {
-      monitor_cv_.wait(lock);
-    }
-    monitor_asleep_ = false;
   }
   monitor_running_ = false;
   exit_cv_.notify_all();
+}
+
+// Returns true if something was queued meanwhile.
+bool Executor::SleepLocked(std::unique_lock<std::mutex>* lock) {
+  const uint64_t popped = num_popped_;
+  monitor_asleep_ = true;
+  if (scan_.load() != nullptr) {
+    monitor_cv_.wait_for(*lock, kScanInterval);
+  } else if (!stopping_) {
+    monitor_cv_.wait(*lock);
+  }
+  monitor_asleep_ = false;
+  return num_popped_ != popped;
 }
 
 void Executor::Stop() {
@@ -215,10 +256,11 @@ void Executor::Stop() {
   stopping_ = true;
   work_cv_.notify_all();
   monitor_cv_.notify_all();
-  // Workers leave when the queue is empty. One that is blocked in a program that can no longer
-  // finish must not keep the process alive.
-  exit_cv_.wait_for(lock, milliseconds(2000),
-                    [this] { return num_workers_ == 0 && !monitor_running_; });
+  // A worker that is blocked in a program that cannot finish must not keep the process alive, and
+  // a deadline that is still far off neither.
+  exit_cv_.wait_for(lock, milliseconds(2000), [this] {
+    return num_workers_ == 0 && queue_.empty() && (!monitor_running_ || scan_.load() != nullptr);
+  });
 }
 
 int Executor::num_alive() {

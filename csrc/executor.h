@@ -1,5 +1,5 @@
-// The worker pool: runs pieces of large collectives, and completions (the setting of a promise, which
-// makes XLA go on with the program of one rank, on the thread that sets it).
+// The worker pool: runs pieces of large collectives, and completions (the setting of a promise,
+// which makes XLA go on with the program of one rank, on the thread that sets it).
 //
 // Why completions need a pool. Setting a promise runs the rank's program inline up to its next
 // pending future. That may be long (a matmul) and may even block (lax's own in-process collectives
@@ -52,18 +52,22 @@ class Executor {
 
   // How many sleeping (or new) workers a Push should set going.
   enum class Wake {
-    kLazy,  // none from a worker thread, one from any other thread
+    kLazy,   // none from a worker thread, one from any other thread
     kCores,  // as many as there are cores: the tasks are long
     kAll,    // one per task: the tasks have been seen to stall
   };
 
+  // Queues runnable->Run(i) for i = first .. first + count - 1.
+  void Push(const std::shared_ptr<Runnable>& runnable, int first, int count, Wake wake);
   void Push(std::vector<Task> tasks, Wake wake);
 
   // Something with a deadline has begun: calls `scan` about every 20 ms until it returns false.
   using Scan = bool (*)(Clock::time_point now);
   void WatchDeadlines(Scan scan);
 
-  // Finishes what is queued and joins all threads. Later pushes run on the caller's thread.
+  // For the end of the process: waits until what is queued has run and the threads have left, at
+  // most 2 s. Later pushes and deadlines are served all the same, by threads that leave when idle:
+  // XLA may wait for a program in flight at any moment before the process is gone.
   void Stop();
 
   // Counts for tests: threads alive now, and stalls that the monitor resolved.
@@ -74,9 +78,12 @@ class Executor {
   Executor();
   void WorkerLoop();
   void MonitorLoop();
+  bool SleepLocked(std::unique_lock<std::mutex>* lock);
   void ScanDeadlines(Clock::time_point now);
+  void AfterPush(std::unique_lock<std::mutex>* lock, int count, Wake wake);
   void WakeLocked(int count);
-  void StartWorkerLocked();
+  void RunQueue(std::unique_lock<std::mutex>* lock);
+  bool StartWorkerLocked();
   void StartMonitorLocked();
   void ResolveStallLocked();
 

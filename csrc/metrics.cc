@@ -1,5 +1,7 @@
 #include "metrics.h"
 
+#include <pthread.h>
+
 #include <map>
 #include <mutex>
 
@@ -13,8 +15,17 @@ struct Table {
   std::map<std::string, std::shared_ptr<SiteMetrics>> rows;
 };
 
+Table& GetTable();
+
+// A fork takes the mutex, so that it is free in the child.
+Table* NewTable() {
+  pthread_atfork([] { GetTable().mu.lock(); }, [] { GetTable().mu.unlock(); },
+                 [] { GetTable().mu.unlock(); });
+  return new Table();
+}
+
 Table& GetTable() {
-  static Table* table = new Table();  // Leaked: used by threads that outlive static destructors.
+  static Table* table = NewTable();  // Leaked: used by threads that outlive static destructors.
   return *table;
 }
 

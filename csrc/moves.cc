@@ -13,8 +13,7 @@ void MoveList::Clear() {
 }
 
 void MoveList::Begin(int64_t nbytes) {
-  moves_.push_back(
-      {static_cast<int>(srcs_.size()), 0, static_cast<int>(dsts_.size()), 0, nbytes});
+  moves_.push_back({static_cast<int>(srcs_.size()), 0, static_cast<int>(dsts_.size()), 0, nbytes});
 }
 
 void MoveList::AddSource(const void* p) {
@@ -68,8 +67,15 @@ std::vector<MoveList::Piece> MoveList::Cut(int64_t piece_traffic_nbytes) const {
   return pieces;
 }
 
-void MoveList::Run(const Piece& piece, ReduceFn reduce, int64_t element_nbytes,
-                   bool stream) const {
+void MoveList::Prefault(const Piece& piece) const {
+  const Move& m = moves_[piece.move];
+  for (int i = 0; i < m.num_dsts; ++i) {
+    jcoll::Prefault(static_cast<char*>(dsts_[m.first_dst + i]) + piece.begin,
+                    piece.end - piece.begin);
+  }
+}
+
+void MoveList::Run(const Piece& piece, ReduceFn reduce, int64_t element_nbytes, bool stream) const {
   const Move& m = moves_[piece.move];
   const int64_t nbytes = piece.end - piece.begin;
   // Scratch of this thread; grows to the largest group once.

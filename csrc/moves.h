@@ -52,6 +52,9 @@ class MoveList {
   Piece Whole(int move) const { return {move, 0, moves_[move].nbytes}; }
   int size() const { return static_cast<int>(moves_.size()); }
 
+  // Has the pages that a piece will write mapped, where they are fresh.
+  void Prefault(const Piece& piece) const;
+
   // Runs a piece. `reduce` is needed by moves with more than one source.
   void Run(const Piece& piece, ReduceFn reduce, int64_t element_nbytes, bool stream) const;
 

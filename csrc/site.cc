@@ -1,5 +1,7 @@
 #include "site.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <atomic>
 #include <set>
@@ -7,10 +9,10 @@
 namespace jcoll {
 namespace {
 
-std::atomic<double> g_default_timeout{300.0};
+// Enough for as many runs in flight as do not crowd each other anyway.
+constexpr size_t kMaxSpare = 16;
 
-// Collectives that failed and whose missing ranks never came, kept per site for their late arrival.
-constexpr size_t kMaxTombstones = 64;
+std::atomic<double> g_default_timeout{300.0};
 
 // All sites, for the deadline scan. Lock order: registry, then site.
 struct Registry {
@@ -18,16 +20,34 @@ struct Registry {
   std::set<Site*> sites;
 };
 
+Registry& GetRegistry();
+
+// A fork takes the registry's mutex, so that it is free in the child. The child forgets the
+// parent's sites: their open collectives are the parent's to complete.
+Registry* NewRegistry() {
+  pthread_atfork([] { GetRegistry().mu.lock(); }, [] { GetRegistry().mu.unlock(); },
+                 [] {
+                   GetRegistry().sites.clear();
+                   GetRegistry().mu.unlock();
+                 });
+  return new Registry();
+}
+
 Registry& GetRegistry() {
-  static Registry* registry = new Registry();
+  static Registry* registry = NewRegistry();
   return *registry;
 }
 
 bool ExpireAll(Executor::Clock::time_point now) {
-  Registry& registry = GetRegistry();
-  std::lock_guard<std::mutex> lock(registry.mu);
+  std::vector<Task> tasks;
   bool any_open = false;
-  for (Site* site : registry.sites) any_open |= site->ExpireOverdue(now);
+  {
+    Registry& registry = GetRegistry();
+    std::lock_guard<std::mutex> lock(registry.mu);
+    for (Site* site : registry.sites) any_open |= site->ExpireOverdue(now, &tasks);
+  }
+  // Without the lock: a continuation may destroy an executable and so a site.
+  Executor::Get().Push(std::move(tasks), Executor::Wake::kAll);
   return any_open;
 }
 
@@ -79,47 +99,58 @@ void Site::Arrive(int64_t run_id, int64_t position, const RankBuffers& buffers,
 
 std::shared_ptr<Collective> Site::FindOrOpenLocked(int64_t run_id, int64_t mesh_group, int group,
                                                    int rank) {
-  for (const Entry& e : open_) {
-    if (e.run_id == run_id && e.mesh_group == mesh_group && e.collective->group() == group &&
-        !e.collective->HasRank(rank)) {
-      return e.collective;
-    }
-  }
-  if (open_.size() > kMaxTombstones) {
-    auto failed = std::find_if(open_.begin(), open_.end(),
-                               [](const Entry& e) { return e.collective->failed(); });
-    if (failed != open_.end()) open_.erase(failed);
-  }
-  const double timeout_s =
-      description_->timeout_s > 0 ? description_->timeout_s : DefaultTimeout();
-  open_.push_back({run_id, mesh_group,
-                   std::make_shared<Collective>(description_, metrics_, policy_, group,
-                                                timeout_s)});
+  auto awaits = [&](const Entry& e) {
+    return e.run_id == run_id && e.mesh_group == mesh_group && e.collective->group() == group &&
+           !e.collective->HasRank(rank);
+  };
+  // What has failed was opened first.
+  const auto failed = std::find_if(failed_.begin(), failed_.end(), awaits);
+  if (failed != failed_.end()) return failed->collective;
+  const auto open = std::find_if(open_.begin(), open_.end(), awaits);
+  if (open != open_.end()) return open->collective;
+  const double timeout_s = description_->timeout_s > 0 ? description_->timeout_s : DefaultTimeout();
+  open_.push_back({run_id, mesh_group, SpareLocked()});
+  open_.back().collective->Open(group, timeout_s);
   return open_.back().collective;
 }
 
-void Site::RemoveLocked(const Collective* collective) {
-  open_.erase(std::find_if(open_.begin(), open_.end(), [collective](const Entry& e) {
-    return e.collective.get() == collective;
-  }));
+std::shared_ptr<Collective> Site::SpareLocked() {
+  for (auto it = spare_.begin(); it != spare_.end(); ++it) {
+    if (!(*it)->IsOver()) continue;
+    std::shared_ptr<Collective> spare = std::move(*it);
+    spare_.erase(it);
+    return spare;
+  }
+  return std::make_shared<Collective>(description_, metrics_, policy_);
 }
 
-bool Site::ExpireOverdue(Executor::Clock::time_point now) {
-  std::vector<Task> tasks;
-  bool any_open = false;
-  {
-    std::lock_guard<std::mutex> lock(mu_);
-    for (const Entry& e : open_) {
-      if (e.collective->failed()) continue;
-      if (e.collective->IsExpired(now)) {
-        for (Task& task : e.collective->Expire()) tasks.push_back(std::move(task));
-      } else {
-        any_open = true;
-      }
-    }
+void Site::RemoveLocked(const Collective* collective) {
+  auto is_it = [collective](const Entry& e) { return e.collective.get() == collective; };
+  if (collective->failed()) {
+    failed_.erase(std::find_if(failed_.begin(), failed_.end(), is_it));
+  } else {
+    const auto entry = std::find_if(open_.begin(), open_.end(), is_it);
+    if (spare_.size() < kMaxSpare) spare_.push_back(std::move(entry->collective));
+    open_.erase(entry);
   }
-  Executor::Get().Push(std::move(tasks), Executor::Wake::kAll);
-  return any_open;
+}
+
+bool Site::ExpireOverdue(Executor::Clock::time_point now, std::vector<Task>* tasks) {
+  std::lock_guard<std::mutex> lock(mu_);
+  auto overdue = std::stable_partition(
+      open_.begin(), open_.end(), [now](const Entry& e) { return !e.collective->IsExpired(now); });
+  for (auto e = overdue; e != open_.end(); ++e) {
+    for (Task& task : e->collective->Expire()) tasks->push_back(std::move(task));
+    failed_.push_back(std::move(*e));
+    if (failed_.size() > kMaxFailed) failed_.pop_front();
+  }
+  open_.erase(overdue, open_.end());
+  return !open_.empty();
+}
+
+size_t Site::num_held() {
+  std::lock_guard<std::mutex> lock(mu_);
+  return open_.size() + failed_.size();
 }
 
 }  // namespace jcoll

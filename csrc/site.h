@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -28,12 +29,17 @@ class Site {
   const Description& description() const { return *description_; }
 
   // A rank has come. `position` is group * axis_size + index on the collective's axes, where group
-  // counts the other axes of the mesh. `completion` is called once, on another thread or on this one
-  // only after the executor has stopped.
+  // counts the other axes of the mesh. `completion` is called once, by the executor.
   void Arrive(int64_t run_id, int64_t position, const RankBuffers& buffers, Completion completion);
 
-  // Fails what is over its deadline. Returns true while anything is open.
-  bool ExpireOverdue(Executor::Clock::time_point now);
+  // Fails what is over its deadline and appends the completions that are to be pushed. Returns true
+  // while anything is open.
+  bool ExpireOverdue(Executor::Clock::time_point now, std::vector<Task>* tasks);
+
+  // Failed collectives that are remembered for the late arrival of their missing ranks.
+  static constexpr size_t kMaxFailed = 64;
+  // Collectives that are open or remembered; for tests.
+  size_t num_held();
 
  private:
   struct Entry {
@@ -45,12 +51,15 @@ class Site {
   std::shared_ptr<Collective> FindOrOpenLocked(int64_t run_id, int64_t mesh_group, int group,
                                                int rank);
   void RemoveLocked(const Collective* collective);
+  std::shared_ptr<Collective> SpareLocked();
 
   const std::shared_ptr<const Description> description_;
   const std::shared_ptr<SiteMetrics> metrics_;
   const std::shared_ptr<SitePolicy> policy_;
   std::mutex mu_;
   std::vector<Entry> open_;
+  std::deque<Entry> failed_;                        // Oldest first.
+  std::vector<std::shared_ptr<Collective>> spare_;  // Used before, with their memory.
 };
 
 // The deadline of calls that do not set one (JCOLL_TIMEOUT).
