@@ -1,7 +1,7 @@
 """Error texts. Every user error has four parts: where, what was given, what is needed, what to do.
 
-    jcoll.all_to_all over axis 'x': split_axis=1 has size 10, not divisible by the 4 ranks.
-      Pad it to 12, or use jcoll.all_to_all_v.
+jcoll.all_to_all over axis 'x': split_axis=1 has size 10, not divisible by the 4 ranks.
+  Pad it to 12, or use jcoll.all_to_all_v.
 """
 
 from __future__ import annotations

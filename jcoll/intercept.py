@@ -143,11 +143,7 @@ def _choose(
 
 def _run(call: Call, ctx: Any, spec: CollectiveSpec, *arrays: Any, **static: Any) -> Sequence[Any]:
     """Runs a collective on the CPU runtime."""
-    if call.num_ranks == 1 and not spec.index_inputs:
-        return [y[0] for y in spec.stacked(jnp, *(x[None] for x in arrays), **static)]
-    context = _compat.mesh_of_lowering(ctx)
-    assert context is not None  # _lowering.choose
-    return _lowering.run_native(spec, context[0].shape, *arrays, call=call, **static)
+    return _lowering.run_direct(spec, ctx, *arrays, call=call, **static)
 
 
 def _run_by_lax(call: Call, spec: CollectiveSpec, *arrays: Any, **static: Any) -> Sequence[Any]:

@@ -129,7 +129,10 @@ def test_loops_and_branches():
 def test_gradient():
     fn = sharded(lambda x: jcoll.all_gather(x, "x"))
     rows = jcoll.explain(jax.grad(lambda x: (fn(x) ** 2).sum()), argument(2))
-    assert [row.signature for row in rows] == ["float32[1,2]", "float32[8,1,2]"]
+    assert [(row.op, row.signature) for row in rows] == [
+        ("all_gather", "float32[1,2]"),
+        ("reduce_scatter", "float32[8,1,2]"),
+    ]
 
 
 def test_nothing_runs_and_nothing_stays():

@@ -16,6 +16,7 @@ from typing import TextIO
 import jax
 from jax.sharding import Mesh
 
+import jcoll
 from jcoll.bench import catalog, facts, measure, rows
 from jcoll.bench.cases import CASES, Problem, Side, Sides, expected_state
 from jcoll.bench.job import Job
@@ -36,7 +37,8 @@ def _measured(job: Job, row: rows.Row, mesh: Mesh) -> rows.Row:
     problem = _problem(job, row)
     sides = CASES[row.op](problem)
     ours = compile_side("jcoll", sides.jcoll, problem, mesh)
-    theirs = compile_side("lax", sides.lax, problem, mesh)
+    with jcoll.intercept(enabled=False):  # JCOLL_INTERCEPT=1 would compare jcoll with itself.
+        theirs = compile_side("lax", sides.lax, problem, mesh)
     wrong = _wrong(job, sides.jcoll, problem, ours)
     lax_wrong = _wrong(job, sides.lax, problem, theirs)
     timing = measure.compare(

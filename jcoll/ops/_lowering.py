@@ -54,20 +54,12 @@ def register(spec: Any, primitive: Any) -> None:
 def _lower(spec: Any, platform: str, ctx: Any, *args: Any, call: Call, **static: Any) -> Any:
     algorithm, reason = choose(platform, ctx, call)
     decisions.record(call, ctx.avals_in, algorithm, reason)
-    if call.num_ranks == 1 and not spec.index_inputs:
-        fn = partial(_alone, spec, **static)
-    elif algorithm == "direct":
-        mesh, _ = _compat.mesh_of_lowering(ctx)
-        fn = partial(run_native, spec, mesh.shape, call=call, **static)
+    if algorithm == "direct" or _is_alone(spec, call):
+        fn = partial(run_direct, spec, ctx, call=call, **static)
     else:
         fn = partial(spec.xla, call=call, platform=platform, **static)
     with _compat.untyped_axes():
         return _compat.lower_fun(fn, multiple_results=True)(ctx, *args)
-
-
-def _alone(spec: Any, *arrays: Any, **static: Any) -> Any:
-    """A group of one rank."""
-    return [y[0] for y in spec.stacked(jnp, *(x[None] for x in arrays), **static)]
 
 
 def choose(platform: str, ctx: Any, call: Call) -> tuple[str, str]:
@@ -137,10 +129,16 @@ def _attribute(value: Any) -> Any:
     return np.float64(value) if isinstance(value, float) else np.int64(value)
 
 
-def run_native(
-    spec: Any, mesh_shape: Mapping[Any, int], *arrays: Any, call: Call, **static: Any
-) -> list[Any]:
+def _is_alone(spec: Any, call: Call) -> bool:
+    """Whether the reference will do: one rank, and no counts that must be checked."""
+    return call.num_ranks == 1 and not spec.index_inputs
+
+
+def run_direct(spec: Any, ctx: Any, *arrays: Any, call: Call, **static: Any) -> list[Any]:
     """The collective as a custom call of the CPU runtime; traceable, inside a lowering rule."""
+    if _is_alone(spec, call):
+        return [y[0] for y in spec.stacked(jnp, *(x[None] for x in arrays), **static)]
+    mesh_shape = _compat.mesh_of_lowering(ctx)[0].shape
     out_dtypes = [d for _, d in spec.shapes([jax.typeof(x) for x in arrays], call, **static)]
     wire = [_to_wire(x, static.get("op")) for x in arrays]
     avals = [jax.typeof(x) for x in wire]

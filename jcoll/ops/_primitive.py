@@ -107,7 +107,8 @@ def bind(spec: CollectiveSpec, *arrays: Any, call: Call, **static: Any) -> list[
     """Applies the primitive; arrays are first made to vary over the call's axes."""
     axes = set(call.axes).union(*(_compat.varying_axes(jax.typeof(x)) for x in arrays))
     arrays = tuple(_compat.make_varying(x, tuple(axes)) for x in arrays)
-    return spec.primitive.bind(*arrays, call=call, **static)
+    # A transpose is another op with its operator's call.
+    return spec.primitive.bind(*arrays, call=replace(call, op=spec.name), **static)
 
 
 def bind_rest(
@@ -240,10 +241,7 @@ def _batch(
             outs = spec.primitive.bind(*args, call=call, **static)
             return outs, [None] * len(outs)
         return unrelated(spec, axis_data.size, args, dims, call=call, **static)
-    stacked = [
-        _compat.bdim_at_front(x, d, axis_data.size)
-        for x, d in zip(args, dims, strict=True)
-    ]
+    stacked = [_compat.bdim_at_front(x, d, axis_data.size) for x, d in zip(args, dims, strict=True)]
     if len(call.axes) > 1:
         return _batch_mixed(spec, axis_data.name, stacked, call=call, **static)
     return _batch_own_axis(spec, stacked, call=call, **static)
@@ -293,7 +291,9 @@ def _batch_own_axis(spec: CollectiveSpec, stacked: Any, *, call: Call, **static:
     return outs, [0] * len(outs)
 
 
-def _batch_mixed(spec: CollectiveSpec, name: Any, stacked: Any, *, call: Call, **static: Any) -> Any:
+def _batch_mixed(
+    spec: CollectiveSpec, name: Any, stacked: Any, *, call: Call, **static: Any
+) -> Any:
     """Some axes are vmapped, others are of the mesh."""
     if spec.mixed is None or call.groups.members is not None:
         problem = f"axis {name!r} is vmapped and the other axes are not; that is not supported"

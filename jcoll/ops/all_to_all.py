@@ -85,8 +85,12 @@ def _xla(x: Any, *, call: Call, platform: str) -> Any:
 
 def _mixed(name: Any, xs: Any, *, call: Call) -> Any:
     # xs: [sender's index on `name`, receiver, ...]
-    xs = _primitive.split_axis(jnp.swapaxes(xs, 0, 1), name, call)  # [rest, name, sender's name, ...]
-    (y,) = _primitive.bind_rest(SPEC, name, xs, call=call)  # [sender's rest, name, sender's name, ...]
+    xs = _primitive.split_axis(
+        jnp.swapaxes(xs, 0, 1), name, call
+    )  # [rest, name, sender's name, ...]
+    (y,) = _primitive.bind_rest(
+        SPEC, name, xs, call=call
+    )  # [sender's rest, name, sender's name, ...]
     y = jnp.moveaxis(y, 1, 0)
     return [jax.vmap(lambda blocks: _primitive.merge_axis(blocks, name, call))(y)], [0]
 

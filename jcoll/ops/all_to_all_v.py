@@ -144,7 +144,9 @@ def _shapes_back(avals: Any, call: Call, *, output_size: int, drop: bool, num_ro
     return [((num_rows, *avals[0].shape[1:]), avals[0].dtype)]
 
 
-def _motion(avals: Any, call: Call, *, output_size: int, drop: bool, num_rows: int | None = None) -> Motion:
+def _motion(
+    avals: Any, call: Call, *, output_size: int, drop: bool, num_rows: int | None = None
+) -> Motion:
     x, counts = avals
     back = num_rows is not None
     rows = _rows.row_attributes(x, x.shape[0], num_rows if back else output_size, counts)

@@ -59,9 +59,7 @@ def _xla(x: Any, *, call: Call, platform: str) -> Any:
     return [jnp.where(arrived >= 0, x, jnp.zeros_like(x))]
 
 
-SPEC = CollectiveSpec(
-    name="barrier", stacked=_stacked, shapes=_shapes, motion=_motion, xla=_xla
-)
+SPEC = CollectiveSpec(name="barrier", stacked=_stacked, shapes=_shapes, motion=_motion, xla=_xla)
 
 
 def _transpose(cts: Any, x: Any, *, call: Call) -> Any:

@@ -98,9 +98,7 @@ def _xla(x: Any, *, call: Call, platform: str, perm: Any) -> Any:
     return [jnp.where(source == ZERO, jnp.zeros_like(x), xs[source])]
 
 
-SPEC = CollectiveSpec(
-    name="ppermute", stacked=_stacked, shapes=_shapes, motion=_motion, xla=_xla
-)
+SPEC = CollectiveSpec(name="ppermute", stacked=_stacked, shapes=_shapes, motion=_motion, xla=_xla)
 
 
 def _transpose(cts: Any, x: Any, *, call: Call, perm: Any) -> Any:

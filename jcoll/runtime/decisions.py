@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,18 +24,25 @@ class Decision:
     call_site: str
 
 
-_listeners: list[list[Decision]] = []
+class _Listeners(threading.local):
+    """Of one thread: what others lower meanwhile is not its business."""
+
+    def __init__(self) -> None:
+        self.lists: list[list[Decision]] = []
+
+
+_listeners = _Listeners()
 
 
 def record(call: Call, avals: Any, algorithm: str, reason: str) -> None:
     """Tells everyone who is listening."""
-    if not _listeners:
+    if not _listeners.lists:
         return
     signature = f"{avals[0].dtype}[{','.join(map(str, avals[0].shape))}]"
     decision = Decision(
         call.op, call.axis_text, signature, call.num_ranks, algorithm, reason, call.call_site
     )
-    for listener in _listeners:
+    for listener in _listeners.lists:
         listener.append(decision)
 
 
@@ -42,9 +50,9 @@ def record(call: Call, avals: Any, algorithm: str, reason: str) -> None:
 def listening() -> Iterator[list[Decision]]:
     """Collects the decisions made meanwhile."""
     decisions: list[Decision] = []
-    _listeners.append(decisions)
+    _listeners.lists.append(decisions)
     try:
         yield decisions
     finally:
         # By identity: two listeners with equal lists are different listeners.
-        _listeners[:] = [entry for entry in _listeners if entry is not decisions]
+        _listeners.lists = [entry for entry in _listeners.lists if entry is not decisions]

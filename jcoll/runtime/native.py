@@ -33,7 +33,9 @@ def _set_up() -> None:
         _native.set_num_threads(config.num_threads)
     if config.isa != "best" and not _native.set_isa(config.isa):
         problem = f"JCOLL_ISA={config.isa!r}, which this machine does not have."
-        raise ValueError(errors.text("config", problem, f"It has {_native.isa()}; unset JCOLL_ISA."))
+        raise ValueError(
+            errors.text("config", problem, f"It has {_native.isa()}; unset JCOLL_ISA.")
+        )
     for name, stages in _native.targets().items():
         jax.ffi.register_ffi_target(name, stages, platform="cpu")
 

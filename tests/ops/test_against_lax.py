@@ -195,14 +195,14 @@ def test_gradients(name: str, check_vma: bool) -> None:
             jax.grad(lambda v: f(jnp.sin(v), "x").sum() * 2.0), mesh, check_vma=check_vma
         )(x),
         "vjp": lambda f: spmd(
-            lambda v: jax.vjp(lambda u: f(u, "x"), v)[1](
-                jax.tree.map(jnp.ones_like, f(v, "x"))
-            )[0],
+            lambda v: jax.vjp(lambda u: f(u, "x"), v)[1](jax.tree.map(jnp.ones_like, f(v, "x")))[0],
             mesh,
             check_vma=check_vma,
         )(x),
         "hessian": lambda f: spmd(
-            lambda v: jax.hessian(lambda u: (f(u, "x") ** 2).sum())(v)[0, 0], mesh, check_vma=check_vma
+            lambda v: jax.hessian(lambda u: (f(u, "x") ** 2).sum())(v)[0, 0],
+            mesh,
+            check_vma=check_vma,
         )(x),
         "scan_remat": lambda f: spmd(
             jax.grad(lambda v: scanned(jax.checkpoint(lambda u: f(u, "x")))(v)[0].sum()),
@@ -242,7 +242,12 @@ def test_types(name: str) -> None:
 
     for mesh in (mesh4(), mesh2x2()):
         for f in PAIRS[name]:
-            if len(mesh.axis_names) == 2 and name in ("psum_scatter", "all_to_all_00", "ppermute", "all_to_all_01"):
+            if len(mesh.axis_names) == 2 and name in (
+                "psum_scatter",
+                "all_to_all_00",
+                "ppermute",
+                "all_to_all_01",
+            ):
                 continue  # These shapes and pairs are for 4 ranks.
             jax.eval_shape(spmd(record(f), mesh), data(mesh))
     assert types[0::2] == types[1::2]

@@ -79,7 +79,10 @@ def test_narrow_types_are_not_widened(dtype: str) -> None:
     x = put(mesh, np.ones((N, 64)).astype(jnp.dtype(dtype)))
     short = {"bfloat16": "bf16", "float16": "f16", "float8_e4m3fn": "f8e4m3fn", "int8": "s8"}
     hlo = short.get(dtype, "pred")
-    moves = {"gather": lambda v: jcoll.all_gather(v, "x"), "all": lambda v: jcoll.ppermute(v, "x", [(0, 1)])}
+    moves = {
+        "gather": lambda v: jcoll.all_gather(v, "x"),
+        "all": lambda v: jcoll.ppermute(v, "x", [(0, 1)]),
+    }
     if dtype in ("bfloat16", "float16"):
         moves["sum"] = lambda v: jcoll.psum(v, "x")
     for f in moves.values():
@@ -97,9 +100,7 @@ def test_partial_manual(kind: AxisType) -> None:
         return jcoll.psum(v, "x"), jcoll.all_gather(v, "x", tiled=True)
 
     with jax.set_mesh(mesh):
-        mapped = jax.shard_map(
-            f, in_specs=P("x"), out_specs=(P(), P("x")), axis_names={"x"}
-        )
+        mapped = jax.shard_map(f, in_specs=P("x"), out_specs=(P(), P("x")), axis_names={"x"})
         total, gathered = jax.jit(mapped)(x)
         text = jax.jit(mapped).lower(x).compile().as_text()
     blocks = np.arange(32.0).reshape(2, 2, 8)

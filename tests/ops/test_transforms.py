@@ -61,7 +61,9 @@ def split(arrays: list) -> tuple[list, list]:
 
 def weighted(f: Callable, weights: list) -> Callable:
     """A scalar of all ranks' results, in which every element counts differently."""
-    return lambda *args: sum(jnp.vdot(w, jnp.tanh(y)) for w, y in zip(weights, f(*args), strict=True))
+    return lambda *args: sum(
+        jnp.vdot(w, jnp.tanh(y)) for w, y in zip(weights, f(*args), strict=True)
+    )
 
 
 def weights_for(f: Callable, arrays: list) -> list:
