@@ -151,17 +151,17 @@ def add_ratio(table: Table, name: str, ours: float, theirs: float, form: str) ->
 
 def collective_rows(jcoll: dict, lax: dict) -> list[tuple[str, str, str]]:
     """What jcoll counted; of lax's only the number in the compiled program is known."""
-    steps, done = jcoll["totals"]["steps"], jcoll["totals"]["collectives"]
-    wall_s = jcoll["totals"]["wall_s"]
-    per_step = lax["device"]["all_reduces_in_step"]
+    totals, per_step = jcoll["totals"], lax["device"]["all_reduces_in_step"]
+    steps, done = totals["steps"], totals["collectives"]
     return [
         ("collectives a step", f"{done['calls'] / steps:.0f}", f"{per_step}"),
-        ("MB a step, each rank", f"{done['bytes'] / steps / 1e6:.2f}", "-"),
-        ("collectives in all", f"{done['calls']:,}", f"{per_step * steps:,}"),
-        ("GB in all, each rank", f"{done['bytes'] / 1e9:.2f}", "-"),
-        ("time in collectives, s", f"{done['exec_s']:.2f}", "-"),
-        ("  of all time", f"{done['exec_s'] / wall_s:.1%}", "-"),
-        ("first to last rank, s", f"{done['skew_s']:.2f}", "-"),
+        ("  in all", f"{done['calls']:,}", f"{per_step * steps:,}"),
+        ("MB a step, of each rank", f"{done['bytes'] / steps / 1e6:.2f}", "-"),
+        ("  in all", f"{done['bytes'] / 1e6:,.0f}", "-"),
+        ("time in collectives, ms a step", f"{1e3 * done['exec_s'] / steps:.1f}", "-"),
+        ("  in all, s", f"{done['exec_s']:.2f}", "-"),
+        ("  of all time", f"{done['exec_s'] / totals['wall_s']:.1%}", "-"),
+        ("first to last arrival, ms each", f"{1e3 * done['skew_s'] / done['calls']:.1f}", "-"),
     ]
 
 

@@ -20,7 +20,10 @@ class CollectiveMeter:
         self._before = self._total()
 
     def take(self) -> dict | None:
-        """Calls, bytes, seconds of execution and of waiting for the last rank; None for lax."""
+        """Calls, bytes, seconds of execution, and from first to last arrival; None for lax.
+
+        Collectives overlap with each other and with computing: the seconds are no part of a whole.
+        """
         now = self._total()
         if now is None or self._before is None:
             return None

@@ -25,7 +25,8 @@ def plot_runs(path: str, runs: dict[str, dict]) -> None:
     _dress(panels[-1], "Time of a step", "milliseconds", "share of steps that took no longer")
     if len(runs) == 2:
         _plot_difference(panels[1], *runs.values())
-        _dress(panels[1], "Difference of the losses", "step", "nats per byte")
+        x = f"step (no difference at all: {SMALLEST_DIFFERENCE:.0e})"
+        _dress(panels[1], "Difference: rounding, amplified", x, "nats per byte")
     figure.suptitle(_title(next(iter(runs.values()))), fontsize=10)
     figure.savefig(path, dpi=130)
     plt.close(figure)
@@ -51,8 +52,7 @@ def _plot_difference(axes, ours, theirs):
     difference = np.abs(_losses(ours)[:length] - _losses(theirs)[:length])
     steps = np.arange(1, length + 1)
     shown = np.maximum(difference, SMALLEST_DIFFERENCE)
-    label = f"of a batch (0 drawn at {SMALLEST_DIFFERENCE:.0e})"
-    axes.semilogy(steps, shown, ".", ms=3, color="#555555", label=label)
+    axes.semilogy(steps, shown, ".", ms=3, color="#555555")
 
 
 def _plot_times(axes, label, run, style):
@@ -71,7 +71,8 @@ def _dress(axes, title, x, y):
     axes.set_ylabel(y)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(edgecolor="none", framealpha=0.9)
 
 
 def _title(run):
