@@ -58,6 +58,7 @@ PYBIND11_MODULE(_native, m) {
   m.def("set_num_threads", &jcoll::Executor::SetNumThreads, py::arg("num_threads"));
   m.def("num_threads", &jcoll::Executor::NumThreads);
   m.def("num_workers_alive", [] { return jcoll::Executor::Get().num_alive(); });
+  m.def("num_sites", &jcoll::NumSites);
   m.def("num_stalls", [] { return jcoll::Executor::Get().num_stalls(); });
   m.def("isa", &jcoll::IsaName);
   m.def("set_isa", &jcoll::SetIsa, py::arg("name"));

@@ -84,9 +84,10 @@ Collective::Collective(std::shared_ptr<const Description> description,
                        std::shared_ptr<SiteMetrics> metrics, std::shared_ptr<SitePolicy> policy)
     : d_(std::move(description)), metrics_(std::move(metrics)), policy_(std::move(policy)) {}
 
-void Collective::Open(int group, double timeout_s) {
+void Collective::Open(int group, int64_t mesh_group, double timeout_s) {
   const int num_ranks = d_->group_size(group);
   group_ = group;
+  mesh_group_ = mesh_group;
   timeout_s_ = timeout_s;
   opened_ = Clock::now();
   deadline_ = opened_ + ToDuration(timeout_s);
@@ -106,8 +107,8 @@ void Collective::Add(int rank, const RankBuffers& buffers, Completion completion
   ++num_arrived_;
 }
 
-std::vector<Task> Collective::Expire() {
-  failure_ = Failure{FailureCode::kDeadlineExceeded, TimeoutMessage()};
+std::vector<Task> Collective::Expire(int64_t num_mesh_groups) {
+  failure_ = Failure{FailureCode::kDeadlineExceeded, TimeoutMessage(num_mesh_groups)};
   metrics_->errors.fetch_add(1, std::memory_order_relaxed);
   std::vector<Task> tasks;
   for (size_t rank = 0; rank < arrived_.size(); ++rank) {
@@ -116,7 +117,7 @@ std::vector<Task> Collective::Expire() {
   return tasks;
 }
 
-std::string Collective::TimeoutMessage() const {
+std::string Collective::TimeoutMessage(int64_t num_mesh_groups) const {
   std::vector<int> arrived, missing;
   for (size_t rank = 0; rank < arrived_.size(); ++rank) {
     (arrived_[rank] ? arrived : missing).push_back(static_cast<int>(rank));
@@ -124,7 +125,10 @@ std::string Collective::TimeoutMessage() const {
   std::string text = d_->Where() + ": timed out after " + Seconds(timeout_s_) + ": " +
                      std::to_string(arrived.size()) + " of " + std::to_string(arrived_.size()) +
                      " ranks arrived (" + RankList(arrived) + "); missing: " + RankList(missing);
-  if (group_ != 0) text += " (group " + std::to_string(group_) + ")";
+  if (d_->num_groups() > 1) text += ", in group " + std::to_string(group_) + " of the axis";
+  if (num_mesh_groups > 1) {
+    text += ", at index " + std::to_string(mesh_group_) + " of the mesh's other axes";
+  }
   return text +
          ".\n  Every rank of the group must reach this call: look for a lax.cond or a loop whose "
          "condition differs between ranks, or for a rank that is slow or stuck before it; raise "

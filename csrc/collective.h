@@ -53,7 +53,7 @@ class Collective : public Runnable, public std::enable_shared_from_this<Collecti
 
   // These are called under the site's mutex.
   // Begins a life; the object is fresh or IsOver.
-  void Open(int group, double timeout_s);
+  void Open(int group, int64_t mesh_group, double timeout_s);
   // Completed, and no thread will touch it again.
   bool IsOver() const { return num_users_.load(std::memory_order_acquire) == 0; }
   bool HasRank(int rank) const { return arrived_[rank]; }
@@ -62,9 +62,10 @@ class Collective : public Runnable, public std::enable_shared_from_this<Collecti
   bool IsExpired(Clock::time_point now) const { return now >= deadline_; }
   // Marks as failed and returns the completions of those who have arrived, to be pushed. The
   // collective stays known to the site, so that late ranks get the error too.
-  std::vector<Task> Expire();
+  std::vector<Task> Expire(int64_t num_mesh_groups);
   bool failed() const { return failure_.has_value(); }
   int group() const { return group_; }
+  int64_t mesh_group() const { return mesh_group_; }
 
   // All ranks are there: does the work and completes. Called once, without locks.
   void Start();
@@ -78,12 +79,13 @@ class Collective : public Runnable, public std::enable_shared_from_this<Collecti
   void TakePieces();
   void Finish();
   void CompleteRank(int rank);
-  std::string TimeoutMessage() const;
+  std::string TimeoutMessage(int64_t num_mesh_groups) const;
 
   const std::shared_ptr<const Description> d_;
   const std::shared_ptr<SiteMetrics> metrics_;
   const std::shared_ptr<SitePolicy> policy_;
   int group_ = 0;
+  int64_t mesh_group_ = 0;
   double timeout_s_ = 0;
   Clock::time_point opened_;
   Clock::time_point deadline_;

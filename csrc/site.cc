@@ -53,6 +53,12 @@ bool ExpireAll(Executor::Clock::time_point now) {
 
 }  // namespace
 
+size_t NumSites() {
+  Registry& registry = GetRegistry();
+  std::lock_guard<std::mutex> lock(registry.mu);
+  return registry.sites.size();
+}
+
 void SetDefaultTimeout(double seconds) { g_default_timeout.store(seconds); }
 double DefaultTimeout() { return g_default_timeout.load(std::memory_order_relaxed); }
 
@@ -100,8 +106,8 @@ void Site::Arrive(int64_t run_id, int64_t position, const RankBuffers& buffers,
 std::shared_ptr<Collective> Site::FindOrOpenLocked(int64_t run_id, int64_t mesh_group, int group,
                                                    int rank) {
   auto awaits = [&](const Entry& e) {
-    return e.run_id == run_id && e.mesh_group == mesh_group && e.collective->group() == group &&
-           !e.collective->HasRank(rank);
+    return e.run_id == run_id && e.collective->mesh_group() == mesh_group &&
+           e.collective->group() == group && !e.collective->HasRank(rank);
   };
   // What has failed was opened first.
   const auto failed = std::find_if(failed_.begin(), failed_.end(), awaits);
@@ -109,8 +115,9 @@ std::shared_ptr<Collective> Site::FindOrOpenLocked(int64_t run_id, int64_t mesh_
   const auto open = std::find_if(open_.begin(), open_.end(), awaits);
   if (open != open_.end()) return open->collective;
   const double timeout_s = description_->timeout_s > 0 ? description_->timeout_s : DefaultTimeout();
-  open_.push_back({run_id, mesh_group, SpareLocked()});
-  open_.back().collective->Open(group, timeout_s);
+  num_mesh_groups_ = std::max(num_mesh_groups_, mesh_group + 1);
+  open_.push_back({run_id, SpareLocked()});
+  open_.back().collective->Open(group, mesh_group, timeout_s);
   return open_.back().collective;
 }
 
@@ -140,7 +147,7 @@ bool Site::ExpireOverdue(Executor::Clock::time_point now, std::vector<Task>* tas
   auto overdue = std::stable_partition(
       open_.begin(), open_.end(), [now](const Entry& e) { return !e.collective->IsExpired(now); });
   for (auto e = overdue; e != open_.end(); ++e) {
-    for (Task& task : e->collective->Expire()) tasks->push_back(std::move(task));
+    for (Task& task : e->collective->Expire(num_mesh_groups_)) tasks->push_back(std::move(task));
     failed_.push_back(std::move(*e));
     if (failed_.size() > kMaxFailed) failed_.pop_front();
   }

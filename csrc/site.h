@@ -44,7 +44,6 @@ class Site {
  private:
   struct Entry {
     int64_t run_id;
-    int64_t mesh_group;
     std::shared_ptr<Collective> collective;
   };
 
@@ -57,10 +56,14 @@ class Site {
   const std::shared_ptr<SiteMetrics> metrics_;
   const std::shared_ptr<SitePolicy> policy_;
   std::mutex mu_;
+  int64_t num_mesh_groups_ = 1;  // Seen so far.
   std::vector<Entry> open_;
   std::deque<Entry> failed_;                        // Oldest first.
   std::vector<std::shared_ptr<Collective>> spare_;  // Used before, with their memory.
 };
+
+// Sites alive in this process; for tests.
+size_t NumSites();
 
 // The deadline of calls that do not set one (JCOLL_TIMEOUT).
 void SetDefaultTimeout(double seconds);

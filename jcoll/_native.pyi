@@ -23,6 +23,9 @@ def num_threads() -> int:
 def num_workers_alive() -> int:
     """Threads of the pool that run now."""
 
+def num_sites() -> int:
+    """Collective instructions of loaded executables."""
+
 def num_stalls() -> int:
     """How often the pool was found stuck with work in its queue, and given another thread."""
 

@@ -69,7 +69,23 @@ TEST(TimeoutNamesTheGroup) {
   for (int position : {0, 2, 3}) sum.Arrive(&site, 1, position, 1);
   EXPECT_EQ(sum.outcome.Error(0), "");
   EXPECT_EQ(sum.outcome.Error(2), "");
-  EXPECT_CONTAINS(sum.outcome.Error(3), "1 of 2 ranks arrived (1); missing: 0 (group 1).");
+  EXPECT_CONTAINS(sum.outcome.Error(3),
+                  "1 of 2 ranks arrived (1); missing: 0, in group 1 of the axis.");
+}
+
+// A 3x2 mesh, collective over its last axis.
+TEST(TimeoutNamesTheIndexOnTheOtherAxes) {
+  Watchdog watchdog;
+  Site site(ShortLived(2, "step.py:10"));
+  Sum rows[3] = {Sum(2), Sum(2), Sum(2)};
+  for (int row : {1, 0, 2}) rows[row].Arrive(&site, 1, 0, row, row);
+  rows[1].Arrive(&site, 1, 1, 5, 1);
+  rows[1].Expect(6);
+  for (int row : {0, 2}) {
+    EXPECT_CONTAINS(rows[row].outcome.Error(0), "1 of 2 ranks arrived (0); missing: 1, at index " +
+                                                    std::to_string(row) +
+                                                    " of the mesh's other axes.");
+  }
 }
 
 TEST(TimeoutIsKept) {
