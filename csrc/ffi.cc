@@ -6,6 +6,7 @@
 #include "ffi.h"
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -25,16 +26,16 @@ struct SiteState {
 };
 ffi::TypeId SiteState::id = {};
 
-ffi::Error ToError(const Failure& f) {
-  switch (f.code) {
+XLA_FFI_Error_Code ToErrorCode(FailureCode code) {
+  switch (code) {
     case FailureCode::kInvalidArgument:
-      return ffi::Error(ffi::ErrorCode::kInvalidArgument, f.message);
+      return XLA_FFI_Error_Code_INVALID_ARGUMENT;
     case FailureCode::kDeadlineExceeded:
-      return ffi::Error(ffi::ErrorCode::kDeadlineExceeded, f.message);
+      return XLA_FFI_Error_Code_DEADLINE_EXCEEDED;
     case FailureCode::kInternal:
       break;
   }
-  return ffi::Error(ffi::ErrorCode::kInternal, f.message);
+  return XLA_FFI_Error_Code_INTERNAL;
 }
 
 // Reads attributes and remembers the first that is missing or of another type.
@@ -139,55 +140,121 @@ ffi::ErrorOr<std::unique_ptr<SiteState>> Instantiate(ffi::Dictionary dictionary)
             "' is missing or malformed. Programs must be compiled with the jcoll version that "
             "runs them."));
   }
-  if (auto failure = d.Validate()) return ffi::Unexpected(ToError(*failure));
+  if (auto failure = d.Validate()) {
+    return ffi::Unexpected(ffi::Error(static_cast<ffi::ErrorCode>(ToErrorCode(failure->code)),
+                                      failure->message));
+  }
   return std::make_unique<SiteState>(std::move(d));
 }
 
-ffi::Future Execute(ffi::RunId run_id, SiteState* state, ffi::RemainingArgs args,
-                    ffi::RemainingRets rets) {
-  ffi::Promise promise;
-  ffi::Future future(promise);
-  RankBuffers buffers;
-  const Description& d = state->site.description();
-  const size_t num_inputs = args.size() - 1;
-  if (args.size() < 1 || num_inputs > RankBuffers::kMaxInputs ||
-      rets.size() > RankBuffers::kMaxOutputs) {
-    promise.SetError(ffi::Error(ffi::ErrorCode::kInvalidArgument,
-                                d.Where() + ": wrong number of operands"));
-    return future;
+// The execute stage speaks the C API. The C++ wrapper would allocate three times per rank (promise,
+// waiter, completion), which is a quarter of what a small collective costs.
+
+template <typename Args>
+Args MakeArgs(size_t struct_size) {
+  Args args = {};
+  args.struct_size = struct_size;
+  return args;
+}
+
+// XLA's own objects: an API call can fail only if the versions do not fit, which instantiation has
+// found out by then. The text would have nowhere to go.
+void Ignore(const XLA_FFI_Api* api, XLA_FFI_Error* error) {
+  if (error == nullptr) return;
+  auto args = MakeArgs<XLA_FFI_Error_Destroy_Args>(XLA_FFI_Error_Destroy_Args_STRUCT_SIZE);
+  args.error = error;
+  api->XLA_FFI_Error_Destroy(&args);
+}
+
+XLA_FFI_Error* NewError(const XLA_FFI_Api* api, const Failure& f) {
+  auto args = MakeArgs<XLA_FFI_Error_Create_Args>(XLA_FFI_Error_Create_Args_STRUCT_SIZE);
+  args.message = f.message.c_str();
+  args.errc = ToErrorCode(f.code);
+  return api->XLA_FFI_Error_Create(&args);
+}
+
+// Completes a rank's future. Small and trivially copyable: std::function holds it in place.
+struct SetFuture {
+  const XLA_FFI_Api* api;
+  XLA_FFI_Future* future;
+
+  void operator()(const Failure* failure) const {
+    if (failure == nullptr) {
+      auto args = MakeArgs<XLA_FFI_Future_SetAvailable_Args>(
+          XLA_FFI_Future_SetAvailable_Args_STRUCT_SIZE);
+      args.future = future;
+      Ignore(api, api->XLA_FFI_Future_SetAvailable(&args));
+    } else {
+      auto args =
+          MakeArgs<XLA_FFI_Future_SetError_Args>(XLA_FFI_Future_SetError_Args_STRUCT_SIZE);
+      args.future = future;
+      args.error = NewError(api, *failure);
+      Ignore(api, api->XLA_FFI_Future_SetError(&args));
+    }
   }
-  const uint32_t id = *args.get<ffi::AnyBuffer>(0)->typed_data<uint32_t>();
+};
+
+void* Data(void* buffer) { return static_cast<XLA_FFI_Buffer*>(buffer)->data; }
+
+// The pointers of a call, and the position of its rank.
+std::optional<Failure> ReadOperands(const XLA_FFI_CallFrame& frame, const Description& d,
+                                    RankBuffers* buffers, int64_t* position) {
+  const int64_t num_inputs = frame.args.size - 1, num_outputs = frame.rets.size;
+  if (num_inputs < 0 || num_inputs > RankBuffers::kMaxInputs ||
+      num_outputs > RankBuffers::kMaxOutputs) {
+    return Failure{FailureCode::kInvalidArgument, d.Where() + ": wrong number of operands"};
+  }
+  const uint32_t id = *static_cast<const uint32_t*>(Data(frame.args.args[0]));
   if (!d.position_of.empty() && id >= d.position_of.size()) {
-    promise.SetError(ffi::Error(ffi::ErrorCode::kInvalidArgument,
-                                d.Where() + ": partition " + std::to_string(id) +
-                                    " is not in the mesh it was compiled for"));
-    return future;
+    return Failure{FailureCode::kInvalidArgument, d.Where() + ": partition " + std::to_string(id) +
+                                                      " is not in the mesh it was compiled for"};
   }
-  const int64_t position = d.position_of.empty() ? id : d.position_of[id];
-  for (size_t i = 0; i < num_inputs; ++i) {
-    buffers.inputs[i] = args.get<ffi::AnyBuffer>(i + 1)->untyped_data();
+  *position = d.position_of.empty() ? id : d.position_of[id];
+  for (int64_t i = 0; i < num_inputs; ++i) buffers->inputs[i] = Data(frame.args.args[i + 1]);
+  for (int64_t i = 0; i < num_outputs; ++i) buffers->outputs[i] = Data(frame.rets.rets[i]);
+  return std::nullopt;
+}
+
+XLA_FFI_Error* Execute(XLA_FFI_CallFrame* frame) {
+  const XLA_FFI_Api* api = frame->api;
+  auto state = MakeArgs<XLA_FFI_State_Get_Args>(XLA_FFI_State_Get_Args_STRUCT_SIZE);
+  state.ctx = frame->ctx;
+  state.stage = XLA_FFI_ExecutionStage_INSTANTIATE;
+  state.type_id = &SiteState::id;
+  if (XLA_FFI_Error* error = api->XLA_FFI_State_Get(&state)) return error;
+  auto run = MakeArgs<XLA_FFI_RunId_Get_Args>(XLA_FFI_RunId_Get_Args_STRUCT_SIZE);
+  run.ctx = frame->ctx;
+  if (XLA_FFI_Error* error = api->XLA_FFI_RunId_Get(&run)) return error;
+
+  Site& site = static_cast<SiteState*>(state.state)->site;
+  RankBuffers buffers;
+  int64_t position = 0;
+  if (auto failure = ReadOperands(*frame, site.description(), &buffers, &position)) {
+    return NewError(api, *failure);
   }
-  for (size_t i = 0; i < rets.size(); ++i) {
-    buffers.outputs[i] = (*rets.get<ffi::AnyBuffer>(i))->untyped_data();
-  }
-  state->site.Arrive(run_id.run_id, position, buffers,
-                     [promise = std::move(promise)](const Failure* failure) mutable {
-                       if (failure == nullptr) {
-                         promise.SetAvailable();
-                       } else {
-                         promise.SetError(ToError(*failure));
-                       }
-                     });
-  return future;
+  auto future = MakeArgs<XLA_FFI_Future_Create_Args>(XLA_FFI_Future_Create_Args_STRUCT_SIZE);
+  if (XLA_FFI_Error* error = api->XLA_FFI_Future_Create(&future)) return error;
+  frame->future = future.future;
+  site.Arrive(run.run_id, position, buffers, SetFuture{api, future.future});
+  return nullptr;
+}
+
+// Never called: describes the execute stage to XLA, which asks a handler for its metadata when it is
+// registered and before it is run.
+ffi::Error DescribeExecute(SiteState*, ffi::RemainingArgs, ffi::RemainingRets) {
+  return ffi::Error::Success();
 }
 
 XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate, ffi::Ffi::BindInstantiate().Attrs());
-XLA_FFI_DEFINE_HANDLER(kExecute, Execute,
+XLA_FFI_DEFINE_HANDLER(kDescribeExecute, DescribeExecute,
                        ffi::Ffi::Bind()
-                           .Ctx<ffi::RunId>()
                            .Ctx<ffi::State<SiteState>>()
                            .RemainingArgs()
                            .RemainingRets());
+
+XLA_FFI_Error* ExecuteStage(XLA_FFI_CallFrame* frame) {
+  return frame->extension_start == nullptr ? Execute(frame) : kDescribeExecute(frame);
+}
 
 // XLA asks a handler for its metadata, the state's type id among them, when it is registered. The
 // type must be known by then. Registering it here, from the handler itself, needs no order of calls
@@ -205,7 +272,7 @@ XLA_FFI_Error* InstantiateStage(XLA_FFI_CallFrame* frame) {
 std::vector<FfiTarget> FfiTargets() {
   return {{"jcoll_collective",
            reinterpret_cast<void*>(&InstantiateStage),
-           reinterpret_cast<void*>(kExecute)}};
+           reinterpret_cast<void*>(&ExecuteStage)}};
 }
 
 }  // namespace jcoll
