@@ -28,6 +28,10 @@ def plain_promotion():
         yield
 
 
+def initial():
+    return jax.jit(lambda: model.init(jax.random.key(0), SHAPE))()
+
+
 @pytest.fixture(scope="module")
 def corpus():
     return data.Corpus()
@@ -64,23 +68,24 @@ def test_corpus_without_sources(tmp_path):
 
 
 def test_model_does_not_look_ahead():
-    params = model.init(jax.random.key(0), SHAPE)
+    params = initial()
     tokens = jnp.arange(16, dtype=jnp.uint8)
     changed = tokens.at[9].set(200)
-    before, after = (model.logits_of(params, t, SHAPE.heads) for t in (tokens, changed))
+    logits_of = jax.jit(model.logits_of, static_argnames="heads")
+    before, after = (logits_of(params, t, heads=SHAPE.heads) for t in (tokens, changed))
     np.testing.assert_array_equal(before[:9], after[:9])
     assert not np.allclose(before[9:], after[9:])
 
 
 def test_first_loss_is_that_of_guessing():
-    params = model.init(jax.random.key(0), SHAPE)
+    params = initial()
     tokens = jax.random.randint(jax.random.key(1), (4, 17), 0, 256).astype(jnp.uint8)
-    loss = model.loss(params, tokens, SHAPE.heads)
+    loss = jax.jit(model.loss, static_argnames="heads")(params, tokens, heads=SHAPE.heads)
     assert float(loss) == pytest.approx(np.log(256), rel=0.02)
 
 
 def test_sample_continues_the_prompt():
-    params = model.init(jax.random.key(0), SHAPE)
+    params = initial()
     text = model.sample(params, SHAPE, b"import ", 40, seed=0)
     assert text.startswith(b"import ")
     assert len(text) == 47
