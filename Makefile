@@ -5,7 +5,7 @@ PYTHON ?=
 VENV ?= .venv
 DIST ?= dist
 JOBS ?= 2
-PYTEST_ARGS ?=
+PYTEST_ARGS ?= -n $(JOBS)
 
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
@@ -25,7 +25,7 @@ help: ## Show this list
 demo: $(VENV)/.installed $(VENV)/.deps-examples ## Train the example model through jcoll, then its lax twin
 	$(py) examples/demo.py
 
-test: $(VENV)/.deps-test native-test ## Run the Python and the native tests
+test: $(VENV)/.deps-test $(VENV)/.deps-examples native-test ## Run the Python and the native tests
 	$(bin)/pytest tests $(PYTEST_ARGS)
 
 build: $(VENV)/.installed ## Build jcoll and install it, editable, into $(VENV)
