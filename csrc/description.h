@@ -32,8 +32,8 @@ struct Description {
   // these positions into groups (empty: one group of all, rank = position).
   int axis_size = 1;
   std::vector<int64_t> group_of, rank_of;
-  // The position in the mesh of every logical device (XLA's partition id), as Site::Arrive takes it;
-  // empty: equal to the id, as on a mesh of one axis.
+  // The position in the mesh of every logical device (XLA's partition id), as Site::Arrive takes
+  // it; empty: equal to the id, as on a mesh of one axis.
   std::vector<int64_t> position_of;
 
   Motion motion = Motion::kBlocks;

@@ -88,11 +88,16 @@ class Attributes {
 };
 
 bool ParseMotion(std::string_view name, Motion* motion) {
-  if (name == "blocks") *motion = Motion::kBlocks;
-  else if (name == "ragged") *motion = Motion::kRagged;
-  else if (name == "variable") *motion = Motion::kVariable;
-  else if (name == "variable_back") *motion = Motion::kVariableBack;
-  else return false;
+  if (name == "blocks")
+    *motion = Motion::kBlocks;
+  else if (name == "ragged")
+    *motion = Motion::kRagged;
+  else if (name == "variable")
+    *motion = Motion::kVariable;
+  else if (name == "variable_back")
+    *motion = Motion::kVariableBack;
+  else
+    return false;
   return true;
 }
 
@@ -141,8 +146,8 @@ ffi::ErrorOr<std::unique_ptr<SiteState>> Instantiate(ffi::Dictionary dictionary)
             "runs them."));
   }
   if (auto failure = d.Validate()) {
-    return ffi::Unexpected(ffi::Error(static_cast<ffi::ErrorCode>(ToErrorCode(failure->code)),
-                                      failure->message));
+    return ffi::Unexpected(
+        ffi::Error(static_cast<ffi::ErrorCode>(ToErrorCode(failure->code)), failure->message));
   }
   return std::make_unique<SiteState>(std::move(d));
 }
@@ -180,13 +185,12 @@ struct SetFuture {
 
   void operator()(const Failure* failure) const {
     if (failure == nullptr) {
-      auto args = MakeArgs<XLA_FFI_Future_SetAvailable_Args>(
-          XLA_FFI_Future_SetAvailable_Args_STRUCT_SIZE);
+      auto args =
+          MakeArgs<XLA_FFI_Future_SetAvailable_Args>(XLA_FFI_Future_SetAvailable_Args_STRUCT_SIZE);
       args.future = future;
       Ignore(api, api->XLA_FFI_Future_SetAvailable(&args));
     } else {
-      auto args =
-          MakeArgs<XLA_FFI_Future_SetError_Args>(XLA_FFI_Future_SetError_Args_STRUCT_SIZE);
+      auto args = MakeArgs<XLA_FFI_Future_SetError_Args>(XLA_FFI_Future_SetError_Args_STRUCT_SIZE);
       args.future = future;
       args.error = NewError(api, *failure);
       Ignore(api, api->XLA_FFI_Future_SetError(&args));
@@ -239,18 +243,16 @@ XLA_FFI_Error* Execute(XLA_FFI_CallFrame* frame) {
   return nullptr;
 }
 
-// Never called: describes the execute stage to XLA, which asks a handler for its metadata when it is
-// registered and before it is run.
+// Never called: describes the execute stage to XLA, which asks a handler for its metadata when it
+// is registered and before it is run.
 ffi::Error DescribeExecute(SiteState*, ffi::RemainingArgs, ffi::RemainingRets) {
   return ffi::Error::Success();
 }
 
 XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate, ffi::Ffi::BindInstantiate().Attrs());
-XLA_FFI_DEFINE_HANDLER(kDescribeExecute, DescribeExecute,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::State<SiteState>>()
-                           .RemainingArgs()
-                           .RemainingRets());
+XLA_FFI_DEFINE_HANDLER(
+    kDescribeExecute, DescribeExecute,
+    ffi::Ffi::Bind().Ctx<ffi::State<SiteState>>().RemainingArgs().RemainingRets());
 
 XLA_FFI_Error* ExecuteStage(XLA_FFI_CallFrame* frame) {
   return frame->extension_start == nullptr ? Execute(frame) : kDescribeExecute(frame);
@@ -258,11 +260,12 @@ XLA_FFI_Error* ExecuteStage(XLA_FFI_CallFrame* frame) {
 
 // XLA asks a handler for its metadata, the state's type id among them, when it is registered. The
 // type must be known by then. Registering it here, from the handler itself, needs no order of calls
-// from Python (jaxlib, if its backends do not exist yet, replays queued targets before queued types).
+// from Python (jaxlib, if its backends do not exist yet, replays queued targets before queued
+// types).
 XLA_FFI_Error* InstantiateStage(XLA_FFI_CallFrame* frame) {
   static const ffi::TypeInfo type_info = ffi::MakeTypeInfo<SiteState>();
-  static XLA_FFI_Error* const error = ffi::Ffi::RegisterTypeId(
-      frame->api, "jcoll.SiteState", &SiteState::id, &type_info);
+  static XLA_FFI_Error* const error =
+      ffi::Ffi::RegisterTypeId(frame->api, "jcoll.SiteState", &SiteState::id, &type_info);
   if (error != nullptr) return error;
   return kInstantiate(frame);
 }
@@ -270,8 +273,7 @@ XLA_FFI_Error* InstantiateStage(XLA_FFI_CallFrame* frame) {
 }  // namespace
 
 std::vector<FfiTarget> FfiTargets() {
-  return {{"jcoll_collective",
-           reinterpret_cast<void*>(&InstantiateStage),
+  return {{"jcoll_collective", reinterpret_cast<void*>(&InstantiateStage),
            reinterpret_cast<void*>(&ExecuteStage)}};
 }
 

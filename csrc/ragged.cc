@@ -1,5 +1,5 @@
-// Ragged collectives: which rows go where is brought by the ranks at run time. Everything is checked
-// before a byte moves; an error names the pair of ranks that do not fit together.
+// Ragged collectives: which rows go where is brought by the ranks at run time. Everything is
+// checked before a byte moves; an error names the pair of ranks that do not fit together.
 
 #include <algorithm>
 #include <cstring>
@@ -52,9 +52,7 @@ Failure Bad(const Description& d, const std::string& got_and_needed, const std::
   return {FailureCode::kInvalidArgument, d.Where() + ": " + got_and_needed + "\n  " + fix};
 }
 
-std::string Pair(int src, int dst) {
-  return "rank " + Str(src) + " sends to rank " + Str(dst);
-}
+std::string Pair(int src, int dst) { return "rank " + Str(src) + " sends to rank " + Str(dst); }
 
 // Rows [begin, begin + count) arriving at one rank from `src`.
 struct Arriving {

@@ -1,4 +1,4 @@
-"""Test setup: 8 virtual CPU devices, 64-bit types, and strict promotion so that sloppiness fails."""
+"""Test setup: 8 virtual CPU devices, 64-bit types, strict promotion so that sloppiness fails."""
 
 from __future__ import annotations
 

@@ -43,6 +43,11 @@ class Call:
         return repr(self.axes[0]) if len(self.axes) == 1 else repr(self.axes)
 
     @property
+    def lax_args(self) -> dict[str, Any]:
+        """Who takes part, as jax.lax's collectives take it."""
+        return {"axis_name": self.axes, "axis_index_groups": self.groups.members}
+
+    @property
     def num_ranks(self) -> int:
         return self.groups.num_ranks
 

@@ -23,7 +23,7 @@ class Motion:
     """How the native runtime gets from inputs to outputs; csrc/description.h has the contract.
 
     kind "blocks": `source_map[rank][block]` says where each output block comes from (v >= 0: block
-    v % in_blocks of rank v // in_blocks; ZERO; or reduced(b): the reduction of everybody's block b).
+    v % in_blocks of rank v // in_blocks; ZERO; or reduced(b): the reduction of all ranks' block b).
     Other kinds move rows and are described by `rows`.
     """
 
@@ -114,8 +114,8 @@ def _native_lowering(ctx: Any, *args: Any, shapes: Any, aliases: Any, attributes
         native.TARGET,
         operand_output_aliases={i + 1: o for i, o in aliases},  # Operand 0 is the partition id.
     )
-    ctx, args = _compat.with_partition_id(ctx, args)
-    return rule(ctx, *args, **{k: _attribute(v) for k, v in attributes})
+    ctx, operands = _compat.with_partition_id(ctx, args)
+    return rule(ctx, *operands, **{k: _attribute(v) for k, v in attributes})
 
 
 _compat.register_lowering(_native_p, _native_lowering, platform="cpu")
@@ -138,7 +138,9 @@ def run_direct(spec: Any, ctx: Any, *arrays: Any, call: Call, **static: Any) -> 
     """The collective as a custom call of the CPU runtime; traceable, inside a lowering rule."""
     if _is_alone(spec, call):
         return [y[0] for y in spec.stacked(jnp, *(x[None] for x in arrays), **static)]
-    mesh_shape = _compat.mesh_of_lowering(ctx)[0].shape
+    context = _compat.mesh_of_lowering(ctx)
+    assert context is not None  # See _obstacle.
+    mesh_shape = context[0].shape
     out_dtypes = [d for _, d in spec.shapes([jax.typeof(x) for x in arrays], call, **static)]
     wire = [_to_wire(x, static.get("op")) for x in arrays]
     avals = [jax.typeof(x) for x in wire]

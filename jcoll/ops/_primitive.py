@@ -61,10 +61,10 @@ class CollectiveSpec:
     """Whether all ranks of a group get the same value."""
 
     invariant: bool = False
-    """Whether the result's type says so: it does not vary over the axes (unless split in groups)."""
+    """Whether its type says so: it does not vary over the axes (but where they are in groups)."""
 
     index_inputs: bool = False
-    """Whether inputs after the first describe rows (counts, offsets): then see `ragged` batching."""
+    """Whether inputs after the first describe rows: counts, offsets; the runtime checks them."""
 
     mixed: Callable[..., tuple[Sequence[Any], int | None]] | None = None
     """Batching where only some of the axes are vmapped; see _batching."""

@@ -77,9 +77,8 @@ def reduce_stacked(xp: Any, xs: Any, op: str) -> Any:
     return y.astype(dtype)
 
 
-def reduce_by_lax(x: Any, op: str, axes: Any, axis_index_groups: Any) -> Any:
-    """The reduction over mesh axes with jax.lax's own collectives."""
-    named = dict(axis_name=axes, axis_index_groups=axis_index_groups)
+def reduce_by_lax(x: Any, op: str, named: dict[str, Any]) -> Any:
+    """The reduction with jax.lax's own collectives, over the axes `named` (Call.lax_args)."""
     if op in ("sum", "mean"):
         wide = x.astype(accumulation_dtype(x.dtype))
         return (jax.lax.psum if op == "sum" else jax.lax.pmean)(wide, **named).astype(x.dtype)

@@ -60,7 +60,6 @@ def covered(offsets: Any, sizes: Any, num_rows: int) -> Any:
 
 def through_gather(spec: Any, *arrays: Any, call: Call, **static: Any) -> list[Any]:
     """Any collective by all_gather and its reference: where XLA has no ragged collective."""
-    groups = call.groups.members
-    gathered = [jax.lax.all_gather(x, call.axes, axis_index_groups=groups) for x in arrays]
+    gathered = [jax.lax.all_gather(x, **call.lax_args) for x in arrays]
     rank = _primitive.rank_in_group(call)
     return [y[rank] for y in spec.stacked(jnp, *gathered, **static)]

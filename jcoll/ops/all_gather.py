@@ -78,7 +78,7 @@ def _motion(avals: Any, call: Call) -> Motion:
 
 
 def _xla(x: Any, *, call: Call, platform: str) -> Any:
-    return [jax.lax.all_gather(x, call.axes, axis_index_groups=call.groups.members)]
+    return [jax.lax.all_gather(x, **call.lax_args)]
 
 
 def _mixed(name: Any, xs: Any, *, call: Call) -> Any:

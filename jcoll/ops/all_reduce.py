@@ -1,10 +1,10 @@
 """all_reduce: y = x_0 + x_1 + ... + x_{N-1} on every rank (+ being the reduce op).
 
 Derivative. sum and mean are linear. Where types track varying axes (check_vma), the result is one
-value, invariant over the axis, and so is its cotangent: the transpose only makes it varying. Without
-such types the result is N values, and the transpose sums their N cotangents: all_reduce again. This
-is jax.lax.psum's convention. max and min pass the tangent of the ranks that attain them, averaged
-over ties; prod is the product rule.
+value, invariant over the axis, and so is its cotangent: the transpose only makes it varying.
+Without such types the result is N values, and the transpose sums their N cotangents: all_reduce
+again. This is jax.lax.psum's convention. max and min pass the tangent of the ranks that attain
+them, averaged over ties; prod is the product rule.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _motion(avals: Any, call: Call, *, op: str) -> Motion:
 
 
 def _xla(x: Any, *, call: Call, platform: str, op: str) -> Any:
-    return [reduce_by_lax(x, op, call.axes, call.groups.members)]
+    return [reduce_by_lax(x, op, call.lax_args)]
 
 
 def _mixed(name: Any, xs: Any, *, call: Call, op: str) -> Any:

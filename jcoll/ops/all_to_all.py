@@ -79,8 +79,7 @@ def _motion(avals: Any, call: Call) -> Motion:
 
 
 def _xla(x: Any, *, call: Call, platform: str) -> Any:
-    named = dict(axis_name=call.axes, axis_index_groups=call.groups.members)
-    return [jax.lax.all_to_all(x, split_axis=0, concat_axis=0, **named)]
+    return [jax.lax.all_to_all(x, split_axis=0, concat_axis=0, **call.lax_args)]
 
 
 def _mixed(name: Any, xs: Any, *, call: Call) -> Any:

@@ -19,7 +19,6 @@ from jcoll.comm.mesh import AxisName, Call, make_call, static_int
 from jcoll.ops import _primitive, _rows
 from jcoll.ops._lowering import Motion
 from jcoll.ops._primitive import CollectiveSpec
-from jcoll.ops.all_to_all import SPEC as ALL_TO_ALL
 
 
 def all_to_all_v(
@@ -53,8 +52,8 @@ def all_to_all_v(
       dropped: integers [num_ranks], how many rows from each rank did not fit.
 
     Raises: as `all_reduce`. JaxRuntimeError, when the result is used, naming the pair of ranks:
-      counts that are negative or exceed x, or (overflow="error") the output. Where XLA runs the
-      collective itself ("xla"), a program cannot fail: an overflowed y is NaN, or the lowest integer.
+      counts that are negative or exceed x, or (overflow="error") the output. By "xla" a program
+      cannot fail: an overflowed y is NaN, or the lowest integer.
     """
     call = make_call("all_to_all_v", axis_name, algorithm=algorithm, timeout_s=timeout_s)
     x = jnp.asarray(x)

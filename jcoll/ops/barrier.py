@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jcoll import _compat
 from jcoll.comm.mesh import AxisName, Call, make_call
 from jcoll.ops import _primitive
 from jcoll.ops._lowering import Motion

@@ -71,7 +71,7 @@ def _motion(avals: Any, call: Call, *, root: int) -> Motion:
 
 def _xla(x: Any, *, call: Call, platform: str, root: int) -> Any:
     # Bits, not a masked sum: x + 0 would turn -0 into +0.
-    xs = jax.lax.all_gather(x, call.axes, axis_index_groups=call.groups.members)
+    xs = jax.lax.all_gather(x, **call.lax_args)
     return [xs[root]]
 
 

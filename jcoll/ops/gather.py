@@ -80,7 +80,7 @@ def _motion(avals: Any, call: Call, *, root: int) -> Motion:
 
 
 def _xla(x: Any, *, call: Call, platform: str, root: int) -> Any:
-    y = jax.lax.all_gather(x, call.axes, axis_index_groups=call.groups.members)
+    y = jax.lax.all_gather(x, **call.lax_args)
     return [jnp.where(_primitive.is_root(call, root), y, jnp.zeros_like(y))]
 
 

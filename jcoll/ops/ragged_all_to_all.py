@@ -122,9 +122,7 @@ def _motion(avals: Any, call: Call) -> Motion:
 def _xla(*arrays: Any, call: Call, platform: str) -> Any:
     if platform == "cpu":  # XLA:CPU has no ragged_all_to_all.
         return _rows.through_gather(SPEC, *arrays, call=call)
-    groups = call.groups.members
-    y = jax.lax.ragged_all_to_all(*arrays, axis_name=call.axes, axis_index_groups=groups)
-    return [y]
+    return [jax.lax.ragged_all_to_all(*arrays, **call.lax_args)]
 
 
 SPEC = CollectiveSpec(

@@ -102,10 +102,10 @@ def _motion(avals: Any, call: Call, *, op: str) -> Motion:
 
 
 def _xla(x: Any, *, call: Call, platform: str, op: str) -> Any:
-    named = dict(axis_name=call.axes, axis_index_groups=call.groups.members)
     if op == "sum":
-        return [jax.lax.psum_scatter(x, **named)]
-    return [reduce_stacked(jnp, jax.lax.all_to_all(x, split_axis=0, concat_axis=0, **named), op)]
+        return [jax.lax.psum_scatter(x, **call.lax_args)]
+    xs = jax.lax.all_to_all(x, split_axis=0, concat_axis=0, **call.lax_args)
+    return [reduce_stacked(jnp, xs, op)]
 
 
 def _mixed(name: Any, xs: Any, *, call: Call, op: str) -> Any:

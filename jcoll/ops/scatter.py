@@ -77,8 +77,7 @@ def _motion(avals: Any, call: Call, *, root: int) -> Motion:
 
 
 def _xla(x: Any, *, call: Call, platform: str, root: int) -> Any:
-    named = dict(axis_name=call.axes, axis_index_groups=call.groups.members)
-    return [jax.lax.all_to_all(x, split_axis=0, concat_axis=0, **named)[root]]
+    return [jax.lax.all_to_all(x, split_axis=0, concat_axis=0, **call.lax_args)[root]]
 
 
 SPEC = CollectiveSpec(

@@ -213,7 +213,7 @@ def test_gradients(name: str, check_vma: bool) -> None:
     for label, loss in losses.items():
         try:
             want = loss(theirs)
-        except Exception:  # noqa: BLE001 - where lax itself refuses, there is no oracle.
+        except Exception:
             continue
         got = loss(ours)
         np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12, err_msg=label)
