@@ -165,7 +165,7 @@ void Collective::MoveInParallel(int64_t traffic_nbytes) {
   pieces_left_.store(num_pieces, std::memory_order_relaxed);
   const int helpers = std::min(num_pieces, Executor::NumThreads()) - 1;
   num_users_.fetch_add(helpers, std::memory_order_relaxed);
-  Executor::Get().Push(shared_from_this(), -helpers, helpers, Executor::Wake::kAll);
+  Executor::Get().Push(shared_from_this(), -helpers, helpers, Executor::Wake::kHelpers);
   TakePieces();
 }
 

@@ -116,6 +116,9 @@ void Executor::AfterPush(std::unique_lock<std::mutex>* lock, int count, Wake wak
     case Wake::kCores:
       WakeLocked(std::min(count, NumThreads()) - (t_is_worker ? 1 : 0));
       break;
+    case Wake::kHelpers:
+      WakeLocked(count);
+      break;
     case Wake::kAll:
       // Idle workers first; start what is missing, so that nothing waits for the monitor.
       while (num_idle_ < count && num_workers_ < kMaxWorkers && StartWorkerLocked()) {

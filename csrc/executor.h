@@ -52,9 +52,10 @@ class Executor {
 
   // How many sleeping (or new) workers a Push should set going.
   enum class Wake {
-    kLazy,   // none from a worker thread, one from any other thread
-    kCores,  // as many as there are cores: the tasks are long
-    kAll,    // one per task: the tasks have been seen to stall
+    kLazy,     // none from a worker thread, one from any other thread
+    kCores,    // as many as there are cores: the tasks are long
+    kHelpers,  // one per task, within the cores: the caller is at the same work itself
+    kAll,      // one per task: the tasks have been seen to stall
   };
 
   // Queues runnable->Run(i) for i = first .. first + count - 1.

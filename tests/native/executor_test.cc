@@ -97,10 +97,33 @@ class Loop {
   Latch left_;
 };
 
+// The first case: later ones leave spare threads behind.
+TEST(LargeCollectivesKeepWithinTheCores) {
+  Watchdog watchdog;
+  Executor::SetNumThreads(2);
+  constexpr int kCount = 100000, kThreads = 12;
+  const std::vector<int> in(kCount, 1);
+  OnThreads(kThreads, [&](int) {
+    Site site(AllReduce(1, kCount, "executor_test.cc:5"));
+    std::vector<int> out(kCount);
+    for (int run = 0; run < 20; ++run) {
+      ranks::Outcome outcome(1);
+      RankBuffers b;
+      b.inputs[0] = in.data();
+      b.outputs[0] = out.data();
+      site.Arrive(run, 0, b, outcome.Of(0));
+      outcome.ExpectSuccess();
+    }
+    EXPECT(out == in);
+  });
+  EXPECT(Executor::Get().num_alive() <= 2 || Executor::Get().num_stalls() > 0);
+  Executor::SetNumThreads(0);
+}
+
 TEST(EveryTaskRunsOnce) {
   Watchdog watchdog;
   constexpr int kPushes = 300, kTasks = 7;
-  for (Wake wake : {Wake::kLazy, Wake::kCores, Wake::kAll}) {
+  for (Wake wake : {Wake::kLazy, Wake::kCores, Wake::kHelpers, Wake::kAll}) {
     std::vector<std::atomic<int>> runs(3 * kPushes * kTasks);
     Latch left(3 * kPushes * kTasks);
     OnThreads(3, [&](int thread) {
@@ -123,7 +146,7 @@ TEST(NothingToPush) { Executor::Get().Push({}, Wake::kAll); }
 TEST(TasksThatWaitForEachOther) {
   Watchdog watchdog;
   const int64_t stalls = Executor::Get().num_stalls();
-  for (Wake wake : {Wake::kLazy, Wake::kCores, Wake::kAll}) {
+  for (Wake wake : {Wake::kLazy, Wake::kCores, Wake::kHelpers, Wake::kAll}) {
     constexpr int kTasks = 40;
     BlockingCollective meeting(kTasks);
     Latch left(kTasks);

@@ -52,14 +52,14 @@ def test_jcoll_alone_needs_no_thread_per_rank():
         """
         from jcoll.runtime.native import _native
         check_mixed("jgaJ", 2000)
-        print(_native.num_workers_alive(), _native.num_threads())
+        print(_native.num_workers_alive(), _native.num_threads(), _native.num_stalls())
         """,
         env={"JCOLL_NUM_THREADS": "2"},
     )
-    alive, pool = map(int, out.split())
+    alive, pool, stalls = map(int, out.split())
     assert pool == 2
-    # The monitor adds some if the machine is so busy that the queue stands still for a moment.
-    assert alive <= N
+    # On a machine so busy that the queue stands still for a moment, the monitor adds some.
+    assert alive <= pool or stalls > 0
 
 
 def test_independent_collectives_in_one_program():
