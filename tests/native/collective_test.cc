@@ -27,6 +27,22 @@ Description ShortLived(int num_ranks, const char* call_site, double timeout_s = 
   return d;
 }
 
+constexpr double kForEverS = 1000;
+// Long enough for a few arrivals in a row on a busy machine.
+constexpr double kTimeToArriveS = 0.5;
+
+// The process-wide deadline, which sites without their own read when a collective opens: lets the
+// runs that are to fail have a short one, and those that are to succeed, however busy the machine,
+// a long one.
+class DefaultTimeout {
+ public:
+  explicit DefaultTimeout(double seconds) { jcoll::SetDefaultTimeout(seconds); }
+  ~DefaultTimeout() { jcoll::SetDefaultTimeout(before_); }
+
+ private:
+  const double before_ = jcoll::DefaultTimeout();
+};
+
 // The counters of a call site, as a reader of metrics sees them.
 std::shared_ptr<SiteMetrics> MetricsOf(const std::string& call_site) {
   for (const auto& row : jcoll::AllMetrics()) {
@@ -38,9 +54,14 @@ std::shared_ptr<SiteMetrics> MetricsOf(const std::string& call_site) {
 
 TEST(TimeoutNamesWhoArrivedAndWhoDidNot) {
   Watchdog watchdog;
-  Site site(ShortLived(8, "step.py:1"));
+  Site site(ShortLived(8, "step.py:1", 0));
   Sum sum(8), next(8);
-  for (int rank : {6, 0, 2, 3, 4}) sum.Arrive(&site, 1, rank, 1);
+  {
+    DefaultTimeout timeout(kTimeToArriveS);
+    sum.Arrive(&site, 1, 6, 1);  // Opens it, and sets its deadline.
+  }
+  DefaultTimeout timeout(kForEverS);
+  for (int rank : {0, 2, 3, 4}) sum.Arrive(&site, 1, rank, 1);
   OnThreads(8, [&](int rank) { next.Arrive(&site, 2, rank, rank); });
   next.Expect(28);  // Another run of the same site is not affected.
   sum.outcome.Error(0);
@@ -48,7 +69,7 @@ TEST(TimeoutNamesWhoArrivedAndWhoDidNot) {
   for (int rank = 0; rank < 8; ++rank) {
     EXPECT_EQ(sum.outcome.Error(rank),
               "jcoll.all_reduce over axis 'x' (int32[1], direct) called at step.py:1: timed out "
-              "after 0.05 s: 5 of 8 ranks arrived (0, 2-4, 6); missing: 1, 5, 7.\n"
+              "after 0.5 s: 5 of 8 ranks arrived (0, 2-4, 6); missing: 1, 5, 7.\n"
               "  Every rank of the group must reach this call: look for a lax.cond or a loop whose "
               "condition differs between ranks, or for a rank that is slow or stuck before it; "
               "raise timeout_s= or JCOLL_TIMEOUT if it is only slow.");
@@ -61,7 +82,7 @@ TEST(TimeoutNamesWhoArrivedAndWhoDidNot) {
 
 TEST(TimeoutNamesTheGroup) {
   Watchdog watchdog;
-  Description d = ShortLived(4, "step.py:2");
+  Description d = ShortLived(4, "step.py:2", kTimeToArriveS);
   d.group_of = {0, 1, 0, 1};
   d.rank_of = {0, 0, 1, 1};
   Site site(d);
@@ -76,7 +97,7 @@ TEST(TimeoutNamesTheGroup) {
 // A 3x2 mesh, collective over its last axis.
 TEST(TimeoutNamesTheIndexOnTheOtherAxes) {
   Watchdog watchdog;
-  Site site(ShortLived(2, "step.py:10"));
+  Site site(ShortLived(2, "step.py:10", kTimeToArriveS));
   Sum rows[3] = {Sum(2), Sum(2), Sum(2)};
   for (int row : {1, 0, 2}) rows[row].Arrive(&site, 1, 0, row, row);
   rows[1].Arrive(&site, 1, 1, 5, 1);
@@ -115,12 +136,10 @@ TEST(LateIsNotMissing) {
 TEST(DefaultTimeoutIsReadWhenTheCollectiveOpens) {
   Watchdog watchdog;
   Site site(ShortLived(2, "step.py:5", 0));
-  const double before = jcoll::DefaultTimeout();
-  jcoll::SetDefaultTimeout(0.03);
+  DefaultTimeout timeout(0.03);
   Sum sum(2);
   sum.Arrive(&site, 1, 1, 1);
   EXPECT_CONTAINS(sum.outcome.Error(1), "timed out after 0.03 s");
-  jcoll::SetDefaultTimeout(before);
 }
 
 // "For ever" is a sensible thing to ask for, and must not overflow into the past.
@@ -143,13 +162,17 @@ TEST(HugeTimeoutsDoNotExpire) {
 TEST(ManyTimeoutsLeaveTheSiteUsable) {
   Watchdog watchdog;
   constexpr int kRuns = 300;
-  Site site(ShortLived(2, "step.py:6", 0.01));
+  Site site(ShortLived(2, "step.py:6", 0));
   std::vector<std::unique_ptr<Sum>> sums;
-  for (int run = 0; run < kRuns; ++run) {
-    sums.push_back(std::make_unique<Sum>(2));
-    sums[run]->Arrive(&site, run, 0, 1);
-    if (run % 50 == 49) sums[run]->outcome.Error(0);
+  {
+    DefaultTimeout timeout(0.01);
+    for (int run = 0; run < kRuns; ++run) {
+      sums.push_back(std::make_unique<Sum>(2));
+      sums[run]->Arrive(&site, run, 0, 1);
+      if (run % 50 == 49) sums[run]->outcome.Error(0);
+    }
   }
+  DefaultTimeout timeout(kForEverS);
   for (int run = 0; run < kRuns; ++run) EXPECT_CONTAINS(sums[run]->outcome.Error(0), "missing: 1");
   EXPECT_EQ(MetricsOf("step.py:6")->errors.load(), kRuns);
   EXPECT(site.num_held() <= Site::kMaxFailed);
@@ -166,10 +189,14 @@ TEST(ManyTimeoutsLeaveTheSiteUsable) {
 // However many live runs are open, they do not push out a failure whose late rank is still to come.
 TEST(LiveRunsDoNotPushOutFailures) {
   Watchdog watchdog;
-  Site site(ShortLived(2, "step.py:7", 0.3));
+  Site site(ShortLived(2, "step.py:7", 0));
   Sum late(2);
-  late.Arrive(&site, 0, 0, 1);
+  {
+    DefaultTimeout timeout(0.01);
+    late.Arrive(&site, 0, 0, 1);
+  }
   late.outcome.Error(0);
+  DefaultTimeout timeout(kForEverS);
   std::vector<std::unique_ptr<Sum>> live;
   for (int run = 1; run <= 200; ++run) {
     live.push_back(std::make_unique<Sum>(2));
