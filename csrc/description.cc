@@ -23,6 +23,10 @@ std::optional<Failure> ValidateGroups(const Description& d) {
   if (!d.group_of.empty() && static_cast<int>(d.group_of.size()) != d.axis_size) {
     return Malformed(d, "group_of does not cover the axis");
   }
+  const int64_t num_devices = static_cast<int64_t>(d.position_of.size());
+  for (int64_t position : d.position_of) {
+    if (position < 0 || position >= num_devices) return Malformed(d, "a position is out of range");
+  }
   std::set<std::pair<int64_t, int64_t>> taken;
   for (size_t i = 0; i < d.group_of.size(); ++i) {
     const int64_t group = d.group_of[i], rank = d.rank_of[i];

@@ -55,6 +55,11 @@ struct Description {
   int num_updates = 1;         // kRagged: updates per pair of ranks.
   bool drop_overflow = false;  // kVariable: rows beyond out_rows are dropped and counted.
 
+  // The buffers that the motion reads and writes.
+  int num_inputs() const {
+    return motion == Motion::kBlocks ? 1 : motion == Motion::kRagged ? 6 : 2;
+  }
+  int num_outputs() const { return motion == Motion::kVariable ? 3 : 1; }
   int64_t output_nbytes() const {
     return motion == Motion::kBlocks ? out_blocks * block_nbytes : out_rows * row_nbytes;
   }

@@ -189,18 +189,21 @@ void Executor::StartMonitorLocked() {
 }
 
 void Executor::WatchDeadlines(Scan scan) {
-  // The common case, one relaxed load: the monitor is scanning already. It may be about to stop,
-  // having found nothing; it then scans once more after clearing scan_ (see MonitorLoop).
+  // The common case, one load (sequentially consistent, see ScanDeadlines): the monitor is scanning
+  // already. It may be about to stop, having found nothing; it then scans once more after clearing
+  // scan_ (see MonitorLoop).
   if (scan_.load() != nullptr) return;
   std::lock_guard<std::mutex> lock(mu_);
   scan_.store(scan);
   StartMonitorLocked();
 }
 
-// If the queue has not moved since the last tick, every queued task gets a thread.
+// If the queue has stood still from the last tick to this one, every queued task gets a thread.
 void Executor::ResolveStallLocked() {
-  const bool stalled = !queue_.empty() && num_popped_ == popped_at_last_tick_;
+  const bool stalled =
+      queued_at_last_tick_ && !queue_.empty() && num_popped_ == popped_at_last_tick_;
   popped_at_last_tick_ = num_popped_;
+  queued_at_last_tick_ = !queue_.empty();
   if (!stalled) return;
   num_stalls_.fetch_add(1, std::memory_order_relaxed);
   const int count = static_cast<int>(queue_.size());

@@ -97,6 +97,7 @@ class Executor {
   int num_idle_ = 0;
   uint64_t num_popped_ = 0;
   uint64_t popped_at_last_tick_ = 0;
+  bool queued_at_last_tick_ = false;
   bool monitor_running_ = false;
   bool monitor_asleep_ = false;
   bool stopping_ = false;

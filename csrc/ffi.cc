@@ -204,8 +204,7 @@ void* Data(void* buffer) { return static_cast<XLA_FFI_Buffer*>(buffer)->data; }
 std::optional<Failure> ReadOperands(const XLA_FFI_CallFrame& frame, const Description& d,
                                     RankBuffers* buffers, int64_t* position) {
   const int64_t num_inputs = frame.args.size - 1, num_outputs = frame.rets.size;
-  if (num_inputs < 0 || num_inputs > RankBuffers::kMaxInputs ||
-      num_outputs > RankBuffers::kMaxOutputs) {
+  if (num_inputs != d.num_inputs() || num_outputs != d.num_outputs()) {
     return Failure{FailureCode::kInvalidArgument, d.Where() + ": wrong number of operands"};
   }
   const uint32_t id = *static_cast<const uint32_t*>(Data(frame.args.args[0]));

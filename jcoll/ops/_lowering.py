@@ -93,8 +93,9 @@ def _obstacle(platform: str, ctx: Any) -> str | None:
 
 
 def _within_process(mesh: Any) -> bool:
-    devices = getattr(mesh, "devices", None)
-    return devices is not None and len({d.process_index for d in np.asarray(devices).flat}) == 1
+    if isinstance(mesh, jax.sharding.AbstractMesh):
+        return False  # Nobody knows.
+    return len({d.process_index for d in np.asarray(mesh.devices).flat}) == 1
 
 
 # The native path

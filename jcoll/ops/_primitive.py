@@ -142,7 +142,8 @@ def take_blocks(x: Any, dim: int, tiled: bool, call: Call, what: str) -> Any:
     if tiled:
         if size % num_ranks:
             problem = f"{given}, which {num_ranks} ranks do not divide."
-            fix = f"Pad it to {-(-size // num_ranks) * num_ranks}, or use jcoll.all_to_all_v."
+            fix = f"Pad it to {-(-size // num_ranks) * num_ranks}"
+            fix += ", or use jcoll.all_to_all_v." if what == "split_axis" else "."
             raise ValueError(errors.text(call.where, problem, fix))
         x = x.reshape(*x.shape[:dim], num_ranks, size // num_ranks, *x.shape[dim + 1 :])
     elif size != num_ranks:

@@ -77,11 +77,23 @@ def reduce_stacked(xp: Any, xs: Any, op: str) -> Any:
     return y.astype(dtype)
 
 
-def reduce_by_lax(x: Any, op: str, named: dict[str, Any]) -> Any:
-    """The reduction with jax.lax's own collectives, over the axes `named` (Call.lax_args)."""
+def divide(total: Any, num_ranks: Any) -> Any:
+    """A mean from a sum; num_ranks is an int, or traced where groups differ in size."""
+    if isinstance(num_ranks, int):
+        return total / num_ranks
+    total = total / 1  # Integers become floats.
+    return total / num_ranks.astype(total.dtype)
+
+
+def reduce_by_lax(x: Any, op: str, named: dict[str, Any], num_ranks: Any) -> Any:
+    """The reduction with jax.lax's own collectives, over the axes `named` (Call.lax_args).
+
+    num_ranks: this rank's, for the mean: lax.pmean divides by the size of the first group.
+    """
     if op in ("sum", "mean"):
         wide = x.astype(accumulation_dtype(x.dtype))
-        return (jax.lax.psum if op == "sum" else jax.lax.pmean)(wide, **named).astype(x.dtype)
+        total = jax.lax.psum(wide, **named)
+        return (divide(total, num_ranks) if op == "mean" else total).astype(x.dtype)
     if op in ("max", "min"):
         return (jax.lax.pmax if op == "max" else jax.lax.pmin)(x, **named)
     return reduce_stacked(jnp, jax.lax.all_gather(x, **named), op)

@@ -20,7 +20,7 @@ from jcoll.comm.mesh import AxisName, Call, make_call
 from jcoll.ops import _primitive
 from jcoll.ops._lowering import Motion, reduced
 from jcoll.ops._primitive import CollectiveSpec
-from jcoll.ops._reductions import canonical, check_op, reduce_by_lax, reduce_stacked
+from jcoll.ops._reductions import canonical, check_op, divide, reduce_by_lax, reduce_stacked
 
 
 def all_reduce(
@@ -69,9 +69,9 @@ def all_reduce(
 def _reduce_leaf(leaf: Any, op: str, call: Call) -> Any:
     if not isinstance(leaf, _compat.Tracer) and call.groups.uniform:
         return _reduce_constant(leaf, op, call)
-    x, op, divide = canonical(call.where, op, leaf)
+    x, op, divisor = canonical(call.where, op, leaf)
     (y,) = _primitive.bind(SPEC, x, call=call, op=op)
-    return y if divide is None else y / group_size(call)
+    return y if divisor is None else divide(y, group_size(call))
 
 
 def _reduce_constant(leaf: Any, op: str, call: Call) -> Any:
@@ -81,7 +81,7 @@ def _reduce_constant(leaf: Any, op: str, call: Call) -> Any:
         leaf = int(leaf) if isinstance(leaf, bool) else leaf
         leaf = leaf.astype(jnp.int32) if getattr(leaf, "dtype", None) == jnp.bool_ else leaf
         return leaf * call.num_ranks if op == "sum" else leaf**call.num_ranks
-    return leaf / 1 if op == "mean" else leaf
+    return jnp.asarray(leaf) / 1 if op == "mean" and hasattr(leaf, "dtype") else leaf
 
 
 def group_size(call: Call) -> Any:
@@ -107,7 +107,10 @@ def _motion(avals: Any, call: Call, *, op: str) -> Motion:
 
 
 def _xla(x: Any, *, call: Call, platform: str, op: str) -> Any:
-    return [reduce_by_lax(x, op, call.lax_args)]
+    if op in ("prod", "and", "or") and not call.groups.uniform:
+        problem = f"op={op!r} over groups of unequal size is not to be had from XLA."
+        raise NotImplementedError(errors.text(call.where, problem, "Use groups of equal size."))
+    return [reduce_by_lax(x, op, call.lax_args, group_size(call))]
 
 
 def _mixed(name: Any, xs: Any, *, call: Call, op: str) -> Any:

@@ -8,7 +8,6 @@ zero), and whose transpose is all_to_all_v again.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -53,7 +52,7 @@ def all_to_all_v(
 
     Raises: as `all_reduce`. JaxRuntimeError, when the result is used, naming the pair of ranks:
       counts that are negative or exceed x, or (overflow="error") the output. By "xla" a program
-      cannot fail: an overflowed y is NaN, or the lowest integer.
+      cannot fail: y is then NaN, or the lowest (unsigned: highest) integer.
     """
     call = make_call("all_to_all_v", axis_name, algorithm=algorithm, timeout_s=timeout_s)
     x = jnp.asarray(x)
@@ -165,15 +164,22 @@ def _xla(x: Any, counts: Any, *, call: Call, platform: str, output_size: int, dr
         index = (x_row[rank], kept[rank], y_row[rank], kept[:, rank])
         y = jax.lax.ragged_all_to_all(x, y, *index, axis_name=call.axes)
         kept, dropped = (a[:, rank].astype(counts.dtype) for a in (kept, dropped))
+    bad = jax.lax.psum((_bad_counts(counts, x.shape[0])).astype(jnp.int32), call.axes) > 0
     if not drop:
-        y = jnp.where(dropped.sum() > 0, jnp.full_like(y, _poison(y.dtype)), y)
-    return [y, kept, dropped]
+        bad |= dropped.sum() > 0
+    return [jnp.where(bad, jnp.full_like(y, _poison(y.dtype)), y), kept, dropped]
+
+
+def _bad_counts(counts: Any, num_rows: int) -> Any:
+    return (counts < 0).any() | (counts.sum(dtype=counts.dtype) > num_rows)
 
 
 def _poison(dtype: Any) -> Any:
-    """A value that nobody takes for data."""
+    """NaN, or where there is none the value that is least often data."""
     if jnp.issubdtype(dtype, jnp.inexact):
         return jnp.nan
+    if jnp.issubdtype(dtype, jnp.unsignedinteger):
+        return jnp.iinfo(dtype).max  # The lowest, zero, is what unfilled rows have.
     return jnp.iinfo(dtype).min if jnp.issubdtype(dtype, jnp.integer) else True
 
 
@@ -252,5 +258,5 @@ def _batch(spec: Any, size: int, args: Any, dims: Any, *, call: Call, **static: 
 
 all_to_all_v_p = _primitive.define(SPEC, jvp=_jvp, transpose=_transpose, batch=_batch)
 all_to_all_v_back_p = _primitive.define(
-    BACK, jvp=_jvp_back, transpose=_transpose_back, batch=partial(_batch)
+    BACK, jvp=_jvp_back, transpose=_transpose_back, batch=_batch
 )

@@ -52,9 +52,10 @@ def _motion(avals: Any, call: Call) -> Motion:
 
 
 def _xla(x: Any, *, call: Call, platform: str) -> Any:
-    # One real number of x takes part, so that the sum cannot be computed before x.
-    probe = jax.lax.convert_element_type(x.reshape(-1)[:1] != x.reshape(-1)[:1], jnp.int32)
-    arrived = jax.lax.psum(probe.sum(), call.axes)
+    # One number of x takes part, so that the sum cannot be computed before x, and XLA does not know
+    # that the sum is never negative.
+    probe = (x.reshape(-1)[:1] == jnp.zeros((), x.dtype)[None]).sum(dtype=jnp.int32)
+    arrived = jax.lax.psum(probe, call.axes)
     return [jnp.where(arrived >= 0, x, jnp.zeros_like(x))]
 
 

@@ -51,7 +51,8 @@ def ragged_all_to_all(
 
     Raises: as `all_reduce`. JaxRuntimeError, when the result is used, naming the pair of ranks:
       sizes that are negative, exceed the operand or the output, disagree between sender and
-      receiver, or make two ranks write one row.
+      receiver, or make two ranks write one row. By "xla" a program cannot fail: there such sizes
+      give undefined rows.
     """
     call = make_call(
         "ragged_all_to_all",
@@ -183,13 +184,20 @@ def _exchange(index: Any, call: Call) -> Any:
     return _primitive.bind(ALL_TO_ALL, blocks, call=call)[0].reshape(index.shape)
 
 
+def _shifted(offsets: Any, sizes: Any, num_rows: int) -> Any:
+    """Offsets [batch, ...] among the rows of all batch elements; -1, which the runtime refuses, for
+    those that do not fit their own element and would reach into its neighbours."""
+    step = jnp.arange(offsets.shape[0], dtype=offsets.dtype)[:, None]
+    fits = (offsets >= 0) & (sizes <= num_rows - offsets)
+    return jnp.where(fits, offsets + step * num_rows, -1)
+
+
 def _batch(spec: Any, size: int, args: Any, dims: Any, *, call: Call) -> Any:
     """The batch elements' rows one after another, with offsets to match: one collective."""
     arrays = [_compat.bdim_at_front(x, d, size) for x, d in zip(args, dims, strict=True)]
     operand, output, inputs, sends, outputs, recvs = arrays
-    step = jnp.arange(size, dtype=inputs.dtype)[:, None]
-    inputs = inputs + step * operand.shape[1]
-    outputs = outputs + step * output.shape[1]
+    inputs = _shifted(inputs, sends, operand.shape[1])
+    outputs = _shifted(outputs, sends, output.shape[1])
 
     def by_rank(x: Any) -> Any:  # [batch, ranks * k] -> [ranks * (batch * k)]
         return jnp.moveaxis(x.reshape(size, call.num_ranks, -1), 0, 1).reshape(-1)

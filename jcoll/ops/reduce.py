@@ -79,7 +79,7 @@ def _motion(avals: Any, call: Call, *, op: str, root: int) -> Motion:
 
 
 def _xla(x: Any, *, call: Call, platform: str, op: str, root: int) -> Any:
-    y = reduce_by_lax(x, op, call.lax_args)
+    y = reduce_by_lax(x, op, call.lax_args, call.num_ranks)
     return [jnp.where(_primitive.is_root(call, root), y, jnp.zeros_like(y))]
 
 

@@ -17,7 +17,7 @@ from jcoll.comm.mesh import AxisName, Call, canonical_dim, make_call
 from jcoll.ops import _primitive
 from jcoll.ops._lowering import Motion, reduced
 from jcoll.ops._primitive import CollectiveSpec
-from jcoll.ops._reductions import canonical, check_op, reduce_stacked
+from jcoll.ops._reductions import accumulation_dtype, canonical, check_op, reduce_stacked
 
 
 def reduce_scatter(
@@ -103,7 +103,8 @@ def _motion(avals: Any, call: Call, *, op: str) -> Motion:
 
 def _xla(x: Any, *, call: Call, platform: str, op: str) -> Any:
     if op == "sum":
-        return [jax.lax.psum_scatter(x, **call.lax_args)]
+        wide = x.astype(accumulation_dtype(x.dtype))
+        return [jax.lax.psum_scatter(wide, **call.lax_args).astype(x.dtype)]
     xs = jax.lax.all_to_all(x, split_axis=0, concat_axis=0, **call.lax_args)
     return [reduce_stacked(jnp, xs, op)]
 

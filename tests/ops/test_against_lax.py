@@ -337,3 +337,22 @@ def test_vmapped_axis_together_with_a_mesh_axis(name: str, order: Any) -> None:
     one = Mesh(np.array(jax.devices()[:2]), ("x",))
     mapped = jax.vmap(lambda u: f(u, order), axis_name="v")
     np.testing.assert_allclose(spmd(mapped, one)(put(one, x)), want, rtol=1e-12)
+
+
+@pytest.mark.parametrize("algorithm", ["direct", "xla"])
+def test_mean_over_groups_of_unequal_size(algorithm: str) -> None:
+    mesh = mesh4()
+    x = data(mesh)
+
+    def f(v: Any) -> Any:
+        groups = [[0, 1, 2], [3]]
+        return jcoll.all_reduce(
+            v, "x", op="mean", axis_index_groups=groups, algorithm=algorithm
+        ), jcoll.all_reduce(
+            v.astype(jnp.int32), "x", op="mean", axis_index_groups=groups, algorithm=algorithm
+        )
+
+    got, _ = spmd(f, mesh)(x)
+    x = np.asarray(x)
+    want = np.concatenate([np.broadcast_to(x[:3].mean(0), (3, *x.shape[1:])), x[3:]])
+    np.testing.assert_allclose(got, want, rtol=1e-12)

@@ -271,3 +271,21 @@ def test_ragged_sizes() -> None:
     assert "rank 0 sends to rank 3" in text and "output there has 8 rows" in text
     text = failing(ragged, x, out, inputs, sizes, at(outputs, 0, 3, 1), sizes)
     assert "ranks 0 and 1 both write row 1 of rank 3" in text
+
+
+def test_ragged_under_vmap_stays_in_its_own_element() -> None:
+    """An offset that leaves its element must not reach into the next one's rows."""
+    x, out = np.ones((N, 2, 4, 2), np.float32), np.zeros((N, 2, 8, 2), np.float32)
+    sizes = np.ones((N, 2, N), np.int32)
+    inputs = np.zeros((N, 2, N), np.int32)
+    outputs = np.tile(np.arange(N, dtype=np.int32)[:, None, None], (1, 2, N))
+
+    def ragged(*arrays: Any) -> Any:
+        return jax.vmap(lambda *a: jcoll.ragged_all_to_all(*a, axis_name="x"))(*arrays)
+
+    mesh = mesh_of(N)
+    spmd(ragged, mesh)(*put(mesh, (x, out, inputs, sizes, outputs, sizes)))
+    for offset in (4, -1):
+        bad = inputs.copy()
+        bad[1, 0 if offset > 0 else 1, 2] = offset
+        assert "rank 1 sends to rank 2" in failing(ragged, x, out, bad, sizes, outputs, sizes)

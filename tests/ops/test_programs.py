@@ -107,7 +107,7 @@ def test_partial_manual(kind: AxisType) -> None:
     np.testing.assert_array_equal(total, blocks.sum(0))
     np.testing.assert_array_equal(gathered, np.concatenate([np.arange(32.0).reshape(4, 8)] * 2))
     # The operand is not gathered over y: what is gathered, is gathered over x.
-    assert "jcoll_collective" not in text or "f64[2,8]" not in text
+    assert "jcoll_collective" not in text
 
 
 def test_memory_of_a_large_all_reduce() -> None:

@@ -13,7 +13,7 @@ from runtime_programs import N, integers, mesh_of, place, program, run_ok
 import jcoll
 from jcoll.runtime.native import metrics
 
-SHORT_S = 0.3
+SHORT_S = 0.5  # Long enough for the ranks that do come, on a busy machine too.
 LONG_S = 60.0
 NOBODY = -1
 
@@ -43,7 +43,7 @@ def test_error_names_everything():
     text = fails(fn, place(x, mesh), jnp.int32(3))
     assert SHORT_S <= time.monotonic() - start < LONG_S
     assert "jcoll.all_reduce over axis 'x' (float32[1,5], direct) called at " in text
-    assert f"runtime/test_deadline.py:{line}: timed out after 0.3 s: " in text
+    assert f"runtime/test_deadline.py:{line}: timed out after 0.5 s: " in text
     assert "7 of 8 ranks arrived (0-2, 4-7); missing: 3." in text
     assert "raise timeout_s= or JCOLL_TIMEOUT if it is only slow" in text
 
@@ -51,7 +51,7 @@ def test_error_names_everything():
 def test_everything_goes_on_afterwards():
     mesh = mesh_of(N)
     fn = program(
-        lambda x, who: absent(lambda y: jcoll.all_reduce(y, "x", timeout_s=0.1), x, who),
+        lambda x, who: absent(lambda y: jcoll.all_reduce(y, "x", timeout_s=SHORT_S), x, who),
         mesh,
         num_replicated=1,
     )
@@ -59,7 +59,7 @@ def test_everything_goes_on_afterwards():
     with_lax = program(lambda x: jax.lax.psum(jcoll.all_reduce(x, "x"), "x"), mesh)
     x = integers(N, 5)
     placed, total = place(x, mesh), np.tile(x.sum(0), (N, 1))
-    for who in range(N):
+    for who in (0, 3, 7):
         assert f"missing: {who}." in fails(fn, placed, jnp.int32(who))
         np.testing.assert_array_equal(np.asarray(fn(placed, jnp.int32(NOBODY))), total)
         np.testing.assert_array_equal(np.asarray(other(placed)), total)
@@ -69,7 +69,7 @@ def test_everything_goes_on_afterwards():
 def test_failure_in_flight_beside_good_launches():
     mesh = mesh_of(N)
     fn = program(
-        lambda x, who: absent(lambda y: jcoll.all_reduce(y, "x", timeout_s=0.2), x, who),
+        lambda x, who: absent(lambda y: jcoll.all_reduce(y, "x", timeout_s=SHORT_S), x, who),
         mesh,
         num_replicated=1,
     )
@@ -104,7 +104,7 @@ def test_every_op_has_a_deadline(op):
     mesh = mesh_of(N)
 
     def call(x):
-        y = getattr(jcoll, op)(x, "x", timeout_s=0.1, **OPS[op])
+        y = getattr(jcoll, op)(x, "x", timeout_s=SHORT_S, **OPS[op])
         return jnp.zeros_like(x) + jnp.sum(y)
 
     fn = program(lambda x, who: absent(call, x, who), mesh, num_replicated=1)
@@ -118,7 +118,7 @@ def test_all_to_all_v_has_a_deadline():
 
     def call(x):
         counts = jnp.ones(N, jnp.int32)
-        y, received = jcoll.all_to_all_v(x, counts, "x", output_size=N, timeout_s=0.1)
+        y, received = jcoll.all_to_all_v(x, counts, "x", output_size=N, timeout_s=SHORT_S)
         return y + received.sum(dtype=jnp.int32).astype(y.dtype)
 
     fn = program(lambda x, who: absent(call, x, who), mesh, num_replicated=1)
@@ -135,7 +135,7 @@ def test_names_ranks_of_the_group():
         return jax.lax.cond(
             jax.lax.axis_index(("x", "y")) == who,
             lambda y: y,
-            lambda y: jcoll.all_reduce(y, "y", timeout_s=0.1),
+            lambda y: jcoll.all_reduce(y, "y", timeout_s=SHORT_S),
             x,
         )
 
@@ -156,7 +156,7 @@ def test_in_the_middle_of_a_loop():
     def body(x, who):
         length = jnp.where(jax.lax.axis_index("x") == who, 50, 100)
         return jax.lax.fori_loop(
-            0, length, lambda _, y: jcoll.all_reduce(y, "x", op="mean", timeout_s=0.2), x
+            0, length, lambda _, y: jcoll.all_reduce(y, "x", op="mean", timeout_s=SHORT_S), x
         )
 
     fn = program(body, mesh, num_replicated=1)
@@ -193,12 +193,12 @@ def test_a_rank_that_is_too_late_gets_the_error_too():
     out = run_ok(
         """
         def late(y):
-            time.sleep(0.8)
+            time.sleep(1.5)
             return y
         def body(x):
             on_the_host = lambda y: jax.pure_callback(late, jax.typeof(y), y)
             x = jax.lax.cond(jax.lax.axis_index("x") == 5, on_the_host, lambda y: y, x)
-            return jcoll.all_reduce(x, "x", timeout_s=0.2)
+            return jcoll.all_reduce(x, "x", timeout_s=0.5)
         mesh = mesh_of(N)
         x = place(np.ones((N, 5), np.float32), mesh)
         try:
@@ -217,7 +217,7 @@ def test_a_rank_that_is_too_late_gets_the_error_too():
 def test_errors_are_counted():
     mesh = mesh_of(N)
     fn = program(
-        lambda x, who: absent(lambda y: jcoll.all_reduce(y, "x", timeout_s=0.1), x, who),
+        lambda x, who: absent(lambda y: jcoll.all_reduce(y, "x", timeout_s=SHORT_S), x, who),
         mesh,
         num_replicated=1,
     )
