@@ -109,6 +109,9 @@ void Collective::Add(int rank, const RankBuffers& buffers, Completion completion
 
 std::vector<Task> Collective::Expire(int64_t num_mesh_groups) {
   failure_ = Failure{FailureCode::kDeadlineExceeded, TimeoutMessage(num_mesh_groups)};
+  // The missing rank may yet enter a collective of XLA's own, which the failed ranks will not
+  // reach: XLA then ends the process before the exception is seen.
+  std::fprintf(stderr, "%s\n", failure_->message.c_str());
   metrics_->errors.fetch_add(1, std::memory_order_relaxed);
   std::vector<Task> tasks;
   for (size_t rank = 0; rank < arrived_.size(); ++rank) {

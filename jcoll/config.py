@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+MAX_THREADS = 1024
+"""More than this the runtime never starts (csrc/executor.cc)."""
 
 
 def _positive(env: Mapping[str, str], name: str, default: float, kind: type) -> float:
@@ -15,7 +19,7 @@ def _positive(env: Mapping[str, str], name: str, default: float, kind: type) -> 
         value = kind(text)
     except ValueError:
         value = -1
-    if value <= 0:
+    if not 0 < value < math.inf:
         what = "integer" if kind is int else "number"
         raise ValueError(
             f"jcoll: {name}={text!r} in the environment is not a positive {what}.\n"
@@ -42,7 +46,8 @@ class Config:
     """`JCOLL_TIMEOUT`, seconds: how long a collective waits for its last rank before it fails."""
 
     num_threads: int = 0
-    """`JCOLL_NUM_THREADS`: size of the CPU runtime's pool; unset: the cores of this process."""
+    """`JCOLL_NUM_THREADS`: size of the CPU runtime's pool, at most MAX_THREADS; unset: the cores of
+    this process."""
 
     algorithm: str = "auto"
     """`JCOLL_ALGORITHM`: what `algorithm="auto"` means: auto, direct, or xla (XLA's own)."""
@@ -58,7 +63,7 @@ class Config:
         """Reads the variables. Raises ValueError that names the variable, its value and a fix."""
         return Config(
             timeout_s=_positive(env, "JCOLL_TIMEOUT", 300.0, float),
-            num_threads=int(_positive(env, "JCOLL_NUM_THREADS", 0, int)),
+            num_threads=min(MAX_THREADS, int(_positive(env, "JCOLL_NUM_THREADS", 0, int))),
             algorithm=_choice(env, "JCOLL_ALGORITHM", "auto", ("auto", "direct", "xla")),
             intercept=_choice(env, "JCOLL_INTERCEPT", "0", ("0", "1")) == "1",
             isa=_choice(env, "JCOLL_ISA", "best", ("best", "avx512", "avx2", "baseline")),

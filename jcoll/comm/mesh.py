@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 import operator
 import os
 import sys
@@ -73,10 +75,14 @@ def make_call(
         raise ValueError(errors.text(where, problem, f"Choose one of {', '.join(ALGORITHMS)}."))
     if algorithm == "auto":
         algorithm = config.algorithm
-    if timeout_s is not None and not (isinstance(timeout_s, int | float) and timeout_s > 0):
+    if timeout_s is not None and not _is_duration(timeout_s):
         problem = f"timeout_s={timeout_s!r} is not a positive number of seconds."
         raise ValueError(errors.text(where, problem, "Pass a static positive number, or None."))
     return Call(op, axes, groups, algorithm, float(timeout_s or 0.0), user_call_site())
+
+
+def _is_duration(x: Any) -> bool:
+    return isinstance(x, numbers.Real) and not isinstance(x, bool) and 0 < float(x) < math.inf
 
 
 def _axes(op: str, axis_name: AxisName) -> tuple[Hashable, ...]:
@@ -110,6 +116,8 @@ def static_int(where: str, name: str, value: Any) -> int:
         fix = f"Pass a Python int, e.g. make {name} a static argument of jax.jit (static_argnames)."
         raise TypeError(errors.text(where, problem, fix))
     try:
+        if isinstance(value, bool):
+            raise TypeError
         return operator.index(value)
     except TypeError:
         problem = f"{name}={value!r} is not an integer."

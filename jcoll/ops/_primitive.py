@@ -105,10 +105,34 @@ def define(
 
 def bind(spec: CollectiveSpec, *arrays: Any, call: Call, **static: Any) -> list[Any]:
     """Applies the primitive; arrays are first made to vary over the call's axes."""
+    if is_key(arrays[0]):
+        return _bind_keys(spec, *arrays, call=call, **static)
     axes = set(call.axes).union(*(_compat.varying_axes(jax.typeof(x)) for x in arrays))
     arrays = tuple(_compat.make_varying(x, tuple(axes)) for x in arrays)
     # A transpose is another op with its operator's call.
     return spec.primitive.bind(*arrays, call=replace(call, op=spec.name), **static)
+
+
+def as_array(call: Call, x: Any) -> Any:
+    """x as a jax array; TypeError of the four-part form if it is none."""
+    try:
+        return jnp.asarray(x)
+    except (TypeError, ValueError):
+        problem = f"got {type(x).__name__}, an array or a number is needed."
+        raise TypeError(errors.text(call.where, problem, "Pass arrays one by one.")) from None
+
+
+def is_key(x: Any) -> bool:
+    """Whether x is an array of random keys."""
+    return jax.dtypes.issubdtype(jax.typeof(x).dtype, jax.dtypes.prng_key)
+
+
+def _bind_keys(spec: CollectiveSpec, *arrays: Any, call: Call, **static: Any) -> list[Any]:
+    """Random keys travel as the integers they are made of, one more trailing dimension."""
+    impl = jax.random.key_impl(arrays[0])
+    arrays = tuple(jax.random.key_data(x) if is_key(x) else x for x in arrays)
+    first, *others = bind(spec, *arrays, call=call, **static)
+    return [jax.random.wrap_key_data(first, impl=impl), *others]
 
 
 def bind_rest(

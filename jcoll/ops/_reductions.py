@@ -40,7 +40,11 @@ def canonical(where: str, op: str, x: Any) -> tuple[Any, str, int | None]:
     Sums and products of bools count in int32, as lax.psum has it; their max is `or`, their min
     `and`. A mean of integers is a float: the sum, to be divided by the divisor afterwards.
     """
-    x = jnp.asarray(x)
+    try:
+        x = jnp.asarray(x)
+    except (TypeError, ValueError):
+        problem = f"got {type(x).__name__}, an array or a number is needed."
+        raise TypeError(errors.text(where, problem, "Pass arrays.")) from None
     check_dtype(where, op, x.dtype)
     if x.dtype == jnp.bool_:
         if op in ("max", "min"):
@@ -48,7 +52,8 @@ def canonical(where: str, op: str, x: Any) -> tuple[Any, str, int | None]:
         elif op in ("sum", "mean", "prod"):
             x = x.astype(jnp.int32)
     if op == "mean" and not jnp.issubdtype(x.dtype, jnp.inexact):
-        return x, "sum", 1
+        # The sums of the smallest integers would not fit, and jax does not divide all of them.
+        return x.astype(jnp.int32) if jnp.iinfo(x.dtype).bits < 8 else x, "sum", 1
     return x, op, None
 
 

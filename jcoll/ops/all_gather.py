@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jcoll import _compat
 from jcoll.comm.mesh import AxisName, Call, canonical_dim, make_call
@@ -58,7 +57,7 @@ def all_gather(
 
 
 def _gather_leaf(leaf: Any, axis: Any, tiled: bool, call: Call) -> Any:
-    x = jnp.asarray(leaf)
+    x = _primitive.as_array(call, leaf)
     axis = canonical_dim(call.where, "axis", axis, x.ndim if tiled else x.ndim + 1)
     (y,) = _primitive.bind(SPEC, x, call=call)
     return _primitive.place_blocks(y, axis, tiled)

@@ -38,8 +38,9 @@ def all_reduce(
       x: array, or pytree of arrays, of any shape; the same on all ranks.
       axis_name: mesh axis, or tuple of axes.
       op: "sum", "mean", "max", "min", "prod"; "and", "or" for bools (logical) and integers
-        (bitwise). float16, bfloat16 and 8-bit floats are accumulated in float32 and rounded once;
-        integers wrap; a mean of integers is a float; bools are counted in int32.
+        (bitwise). A NaN on any rank gives NaN, in max and min too (XLA:CPU's lose it). float16,
+        bfloat16 and 8-bit floats are accumulated in float32 and rounded once; integers wrap; a mean
+        of integers is a float; bools are counted in int32.
       axis_index_groups: reduces within each group of indices of the axis; each index once.
       algorithm: "auto", "direct" (jcoll's in-process runtime on CPU), or "xla" (XLA's collective).
       timeout_s: seconds to wait for the last rank; None: JCOLL_TIMEOUT.
@@ -78,7 +79,7 @@ def _reduce_constant(leaf: Any, op: str, call: Call) -> Any:
     """A value that is not traced is the same on all ranks. psum(1, axis) is a Python int."""
     canonical(call.where, op, leaf)
     if op in ("sum", "prod"):
-        leaf = int(leaf) if isinstance(leaf, bool) else leaf
+        leaf = jnp.int32(leaf) if isinstance(leaf, bool) else leaf
         leaf = leaf.astype(jnp.int32) if getattr(leaf, "dtype", None) == jnp.bool_ else leaf
         return leaf * call.num_ranks if op == "sum" else leaf**call.num_ranks
     return jnp.asarray(leaf) / 1 if op == "mean" and hasattr(leaf, "dtype") else leaf

@@ -56,7 +56,7 @@ def all_to_all(
 
 
 def _leaf(leaf: Any, split: Any, concat: Any, tiled: bool, call: Call) -> Any:
-    x = jnp.asarray(leaf)
+    x = _primitive.as_array(call, leaf)
     split = canonical_dim(call.where, "split_axis", split, x.ndim)
     concat = canonical_dim(call.where, "concat_axis", concat, x.ndim)
     x = _primitive.take_blocks(x, split, tiled, call, "split_axis")

@@ -55,7 +55,7 @@ def all_to_all_v(
       cannot fail: y is then NaN, or the lowest (unsigned: highest) integer.
     """
     call = make_call("all_to_all_v", axis_name, algorithm=algorithm, timeout_s=timeout_s)
-    x = jnp.asarray(x)
+    x = _primitive.as_array(call, x)
     output_size = static_int(call.where, "output_size", output_size)
     _check(call, x, output_size, overflow)
     counts = _rows.check_index(call, "send_counts", send_counts, call.num_ranks)
@@ -167,6 +167,7 @@ def _xla(x: Any, counts: Any, *, call: Call, platform: str, output_size: int, dr
     bad = jax.lax.psum((_bad_counts(counts, x.shape[0])).astype(jnp.int32), call.axes) > 0
     if not drop:
         bad |= dropped.sum() > 0
+        kept = kept + dropped  # What was sent: y, if it has no rows, cannot show that it is bad.
     return [jnp.where(bad, jnp.full_like(y, _poison(y.dtype)), y), kept, dropped]
 
 

@@ -35,7 +35,15 @@ def barrier(
     call = make_call("barrier", axis_name, algorithm=algorithm, timeout_s=timeout_s)
     if not call.axes:
         return x
-    return jax.tree.map(lambda leaf: SPEC.primitive.bind(jnp.asarray(leaf), call=call)[0], x)
+    return jax.tree.map(lambda leaf: _leaf(leaf, call), x)
+
+
+def _leaf(leaf: Any, call: Call) -> Any:
+    x = _primitive.as_array(call, leaf)
+    if _primitive.is_key(x):
+        data = SPEC.primitive.bind(jax.random.key_data(x), call=call)[0]
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+    return SPEC.primitive.bind(x, call=call)[0]  # Not made to vary: its type is x's.
 
 
 def _stacked(xp: Any, xs: Any) -> Any:

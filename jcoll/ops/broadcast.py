@@ -52,9 +52,11 @@ def broadcast(
     root = check_root(call.where, root, call.groups)
     if not call.axes:
         return x
-    return jax.tree.map(
-        lambda leaf: _primitive.bind(SPEC, jnp.asarray(leaf), call=call, root=root)[0], x
-    )
+    return jax.tree.map(lambda leaf: _leaf(leaf, root, call), x)
+
+
+def _leaf(leaf: Any, root: Any, call: Call) -> Any:
+    return _primitive.bind(SPEC, _primitive.as_array(call, leaf), call=call, root=root)[0]
 
 
 def _stacked(xp: Any, xs: Any, *, root: int) -> Any:

@@ -58,7 +58,7 @@ def gather(
 
 
 def _gather_leaf(leaf: Any, root: int, axis: Any, tiled: bool, call: Call) -> Any:
-    x = jnp.asarray(leaf)
+    x = _primitive.as_array(call, leaf)
     axis = canonical_dim(call.where, "axis", axis, x.ndim if tiled else x.ndim + 1)
     (y,) = _primitive.bind(SPEC, x, call=call, root=root)
     return _primitive.place_blocks(y, axis, tiled)

@@ -30,7 +30,8 @@ def ppermute(
 
     Args:
       x: array, or pytree of arrays, of any shape and dtype; the same shape on all ranks.
-      axis_name: mesh axis, or tuple of axes.
+      axis_name: mesh axis, or tuple of axes; ranks count in the order of the tuple, as
+        `jax.lax.axis_index` counts (lax.ppermute: in the order of the mesh).
       perm: pairs of ranks; a rank is at most once a source and at most once a destination. A rank
         that is no destination gets zeros.
       algorithm, timeout_s: as in `all_reduce`.
@@ -41,9 +42,11 @@ def ppermute(
     pairs = _check_perm(call, perm)
     if not call.axes:
         return x
-    return jax.tree.map(
-        lambda leaf: _primitive.bind(SPEC, jnp.asarray(leaf), call=call, perm=pairs)[0], x
-    )
+    return jax.tree.map(lambda leaf: _leaf(leaf, pairs, call), x)
+
+
+def _leaf(leaf: Any, pairs: Any, call: Call) -> Any:
+    return _primitive.bind(SPEC, _primitive.as_array(call, leaf), call=call, perm=pairs)[0]
 
 
 def _check_perm(call: Call, perm: Any) -> tuple[tuple[int, int], ...]:

@@ -61,7 +61,7 @@ def ragged_all_to_all(
         algorithm=algorithm,
         timeout_s=timeout_s,
     )
-    operand, output = jnp.asarray(operand), jnp.asarray(output)
+    operand, output = (_primitive.as_array(call, x) for x in (operand, output))
     _check_rows(call, operand, output)
     named = {
         "input_offsets": input_offsets,

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jcoll import _compat
 from jcoll.comm.mesh import AxisName, Call, canonical_dim, check_root, make_call
@@ -57,7 +56,7 @@ def scatter(
 
 
 def _scatter_leaf(leaf: Any, root: int, axis: Any, tiled: bool, call: Call) -> Any:
-    x = jnp.asarray(leaf)
+    x = _primitive.as_array(call, leaf)
     axis = canonical_dim(call.where, "axis", axis, x.ndim)
     x = _primitive.take_blocks(x, axis, tiled, call, "axis")
     return _primitive.bind(SPEC, x, call=call, root=root)[0]

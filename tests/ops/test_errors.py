@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from ops.meshes import mesh_of, put, spmd
 
 import jcoll
+from jcoll.config import MAX_THREADS, Config
 from jcoll.errors import AxisError
 
 N = 4
@@ -91,6 +92,13 @@ BAD: dict[str, tuple[Callable, type[Exception], list[str]]] = {
         ["axis", "traced"],
     ),
     "float root": (lambda x: jcoll.reduce(x, "x", root=1.5), TypeError, ["root=1.5"]),
+    "bool root": (lambda x: jcoll.reduce(x, "x", root=True), TypeError, ["root=True"]),
+    "no array": (lambda x: jcoll.psum("abc", "x"), TypeError, ["got str"]),
+    "tree of rows": (
+        lambda x: jcoll.all_to_all_v({"a": x}, jnp.zeros(4, int), "x", output_size=4),
+        TypeError,
+        ["got dict", "one by one"],
+    ),
     "unknown op": (
         lambda x: jcoll.all_reduce(x, "x", op="add"),
         ValueError,
@@ -289,3 +297,10 @@ def test_ragged_under_vmap_stays_in_its_own_element() -> None:
         bad = inputs.copy()
         bad[1, 0 if offset > 0 else 1, 2] = offset
         assert "rank 1 sends to rank 2" in failing(ragged, x, out, bad, sizes, outputs, sizes)
+
+
+def test_environment() -> None:
+    for name, value in [("JCOLL_TIMEOUT", "nan"), ("JCOLL_TIMEOUT", "-1"), ("JCOLL_ISA", "sse9")]:
+        with pytest.raises(ValueError, match=name):
+            Config.from_environment({name: value})
+    assert Config.from_environment({"JCOLL_NUM_THREADS": "9999"}).num_threads == MAX_THREADS

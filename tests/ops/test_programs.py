@@ -123,3 +123,37 @@ def test_memory_of_a_large_all_reduce() -> None:
     jax.block_until_ready(f(x))
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert (after - before) * 1024 < 8 << 20
+
+
+def test_random_keys_travel() -> None:
+    mesh = mesh_of(N)
+    keys = jax.random.split(jax.random.key(0), N * N).reshape(N, N)
+    counts = np.ones((N, N), np.int32)
+
+    def f(k: Any, counts: Any) -> Any:
+        outs = (
+            jcoll.all_gather(k, "x"),
+            jcoll.all_to_all(k, "x", 0, 0),
+            jcoll.ppermute(k, "x", [(0, 1)]),
+            jcoll.broadcast(k, "x", root=2),
+            jcoll.barrier(k, "x"),
+            jcoll.all_to_all_v(k, counts, "x", output_size=N)[0],
+        )
+        return [jax.random.key_data(y) for y in outs]
+
+    got = spmd(f, mesh)(jax.device_put(keys, NamedSharding(mesh, P("x"))), put(mesh, counts))
+    data = np.asarray(jax.random.key_data(keys))
+    np.testing.assert_array_equal(got[0][1], data)
+    np.testing.assert_array_equal(got[1], data.swapaxes(0, 1))
+    np.testing.assert_array_equal(got[2][1], data[0])
+    np.testing.assert_array_equal(got[3][0], data[2])
+    np.testing.assert_array_equal(got[4], data)
+    np.testing.assert_array_equal(got[5], data.swapaxes(0, 1))
+
+
+def test_mean_of_the_smallest_integers_is_a_float() -> None:
+    mesh = mesh_of(N)
+    x = put(mesh, np.ones((N, 3), np.int8))
+    for dtype in ("int2", "int4", "uint4"):
+        f = spmd(lambda v, dtype=dtype: jcoll.pmean(v.astype(dtype), "x"), mesh)
+        np.testing.assert_array_equal(np.asarray(f(x)), np.ones((N, 3)))
