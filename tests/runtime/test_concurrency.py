@@ -22,6 +22,10 @@ from runtime_programs import (
 
 import jcoll
 
+# XLA:CPU admits 32 launches per device at once. In jaxlib 0.10.2 one that waits for its admission holds
+# a thread that an admitted one needs: a loop of launches gets stuck, with lax's collectives too.
+IN_FLIGHT = 50 if jax.__version_info__ >= (0, 12) else 30
+
 MIXED = ["jl", "lj", "pjl", "ljp", "jjllpp", "lgpaj", "jL", "lJ", "jJlL", "pJlG", "jLaPgL"]
 
 
@@ -103,7 +107,7 @@ def test_launched_again_before_it_ends():
     x = integers(N, 1000)
     placed = place(x, mesh)
     for _ in range(4):
-        launched = [fn(placed, jnp.float32(c)) for c in range(50)]
+        launched = [fn(placed, jnp.float32(c)) for c in range(IN_FLIGHT)]
         for c, y in enumerate(launched):
             np.testing.assert_array_equal(np.asarray(y)[c % N], x.sum(0) * c)
 
@@ -112,10 +116,10 @@ def test_chained_launches():
     mesh = mesh_of(N)
     fn = program(lambda x: jcoll.all_gather(x, "x").sum(0, dtype=x.dtype) - x, mesh)
     x = place(np.ones((N, 4), np.int32), mesh)
-    for _ in range(50):
+    for _ in range(IN_FLIGHT):
         x = fn(x)
     y, expected = np.asarray(x), np.ones((N, 4), np.int32)
-    for _ in range(50):
+    for _ in range(IN_FLIGHT):
         expected = expected.sum(0, dtype=np.int32) - expected
     np.testing.assert_array_equal(y, expected)
 
