@@ -22,7 +22,7 @@ from runtime_programs import (
 
 import jcoll
 
-# XLA:CPU admits 32 launches per device at once. In jaxlib 0.10.2 one that waits for its admission holds
+# XLA:CPU admits 32 launches per device at once. In jaxlib 0.10.2 one that waits for admission holds
 # a thread that an admitted one needs: a loop of launches gets stuck, with lax's collectives too.
 IN_FLIGHT = 50 if jax.__version_info__ >= (0, 12) else 30
 
