@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ import jax.numpy as jnp
 
 from jcoll import _compat, errors
 from jcoll.comm.group import Groups, make_groups
-from jcoll.comm.mesh import Call
+from jcoll.comm.mesh import Call, site_text
 from jcoll.config import config
 from jcoll.ops import SPECS, _lowering, _rows
 from jcoll.ops._primitive import CollectiveSpec, place_blocks, take_blocks
@@ -188,10 +187,7 @@ def _groups(op: str, size: int, axis_index_groups: Any) -> tuple[Groups, str | N
 def _call_site(ctx: Any) -> str:
     """folder/file.py:line, as jcoll's own ops have it."""
     site = _compat.lowering_site(ctx)
-    if site is None:
-        return ""
-    file, line = site
-    return f"{os.sep.join(file.split(os.sep)[-2:])}:{line}"
+    return "" if site is None else site_text(*site)
 
 
 # The bodies, and what is special about some

@@ -144,13 +144,22 @@ def check_root(where: str, root: Any, groups: Groups) -> int:
     raise ValueError(errors.text(where, problem, f"Use 0 to {smallest - 1}."))
 
 
+def site_text(file: str, line: int) -> str:
+    """folder/file.py:line: enough to find the file, and no machine's path in a program."""
+    return f"{os.sep.join(file.split(os.sep)[-2:])}:{line}"
+
+
+def signature(aval: Any) -> str:
+    """An array type for people: "float32[8,128]"."""
+    return f"{aval.dtype}[{','.join(map(str, aval.shape))}]"
+
+
 def user_call_site() -> str:
     """folder/file.py:line of the nearest frame outside jcoll and jax."""
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
         if not name.startswith((_JCOLL_DIR, _compat.JAX_DIR)) and not name.startswith("<"):
-            # Two path components: enough to find the file, and no machine's path in a program.
-            return f"{os.sep.join(name.split(os.sep)[-2:])}:{frame.f_lineno}"
+            return site_text(name, frame.f_lineno)
         frame = frame.f_back
     return ""

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jcoll import _compat, errors
-from jcoll.comm.mesh import Call
+from jcoll.comm.mesh import Call, signature
 from jcoll.ops._reductions import accumulation_dtype
 from jcoll.runtime import decisions, native
 
@@ -195,7 +195,7 @@ def _attributes(
         "axis": call.axis_text,
         "algorithm": "direct",
         "call_site": call.call_site,
-        "signature": f"{given.dtype}[{','.join(map(str, given.shape))}]",
+        "signature": signature(given),
         "dtype": str(avals[0].dtype),
         "timeout_s": call.timeout_s,
         "nbytes": in_nbytes if motion.nbytes_array == "in" else out_nbytes,

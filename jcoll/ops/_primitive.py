@@ -87,7 +87,8 @@ def define(
     """Registers the primitive of `spec` with JAX and returns it.
 
     jvp(primals, tangents, **params), transpose(cts, *args, **params) as JAX defines them; None for
-    `jvp` means linear in all inputs. `batch` overrides the rule for an unrelated mapped axis.
+    `jvp` means linear in all inputs. `transpose` is not called for a zero cotangent. `batch`
+    overrides the rule for an unrelated mapped axis.
     """
     primitive = _compat.Primitive(f"jcoll_{spec.name}")
     primitive.multiple_results = True
@@ -97,7 +98,7 @@ def define(
     primitive.def_effectful_abstract_eval(partial(_abstract_eval, spec))
     _compat.primitive_jvps[primitive] = jvp or partial(_linear_jvp, primitive)
     if transpose is not None:
-        _compat.primitive_transposes[primitive] = transpose
+        _compat.primitive_transposes[primitive] = partial(_transpose, transpose)
     _compat.axis_batchers[primitive] = partial(_batch, spec, batch or _batch_unrelated)
     _lowering.register(spec, primitive)
     return primitive
@@ -151,9 +152,15 @@ def rank_in_group(call: Call) -> Any:
     return jnp.asarray(rank_of, index.dtype)[index] if rank_of else index
 
 
-def is_root(call: Call, root: int) -> Any:
-    """Whether this rank is the root of its group, a traced bool."""
-    return rank_in_group(call) == root
+def keep_at_root(y: Any, call: Call, root: int) -> Any:
+    """y on the root of the group, zeros on the other ranks."""
+    return jnp.where(rank_in_group(call) == root, y, jnp.zeros_like(y))
+
+
+def stack_at_root(xp: Any, y: Any, num_ranks: int, root: int) -> Any:
+    """The same for all ranks at once, [num_ranks, ...]: for references."""
+    at_root = (xp.arange(num_ranks) == root).reshape(-1, *(1,) * y.ndim)
+    return xp.where(at_root, y[None], xp.zeros_like(y)[None])
 
 
 # Between dimensions of an array and blocks
@@ -246,6 +253,29 @@ def _linear_jvp(primitive: Any, primals: Any, tangents: Any, **params: Any) -> A
         return outs, [_compat.zero_tangent(o) for o in outs]
     tangents = [_compat.instantiate_zeros(t) for t in tangents]
     return outs, primitive.bind(*tangents, **params)
+
+
+def _transpose(rule: Callable, cts: Any, *args: Any, **params: Any) -> Any:
+    # Of all the ops only the first output has a derivative.
+    if type(cts[0]) is not _compat.Zero:
+        return rule(cts, *args, **params)
+    return [_compat.Zero(x.aval) if _compat.is_undefined_primal(x) else None for x in args]
+
+
+def reduction_jvp(spec: CollectiveSpec, nonlinear: Callable) -> Callable:
+    """The JVP rule of an op with reduce ops: sum and mean are linear, for the others
+    nonlinear(x, t, y, call=, op=, ...) is the tangent of y."""
+
+    def jvp(primals: Any, tangents: Any, *, op: str, **params: Any) -> Any:
+        (x,), (t,) = primals, tangents
+        (y,) = bind(spec, x, op=op, **params)
+        if type(t) is _compat.Zero:
+            return [y], [_compat.zero_tangent(y)]
+        if op in ("sum", "mean"):
+            return [y], bind(spec, t, op=op, **params)
+        return [y], [nonlinear(x, t, y, op=op, **params)]
+
+    return jvp
 
 
 # Batching

@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 
-from jcoll import _compat
 from jcoll.comm.mesh import AxisName, Call, canonical_dim, make_call
 from jcoll.ops import _primitive
 from jcoll.ops._lowering import Motion
@@ -100,8 +99,6 @@ SPEC = CollectiveSpec(
 def _transpose(cts: Any, x: Any, *, call: Call) -> Any:
     from jcoll.ops.reduce_scatter import SPEC as REDUCE_SCATTER
 
-    if type(cts[0]) is _compat.Zero:
-        return [_compat.Zero(x.aval)]
     return _primitive.bind(REDUCE_SCATTER, *cts, call=call, op="sum")
 
 

@@ -131,17 +131,7 @@ SPEC = CollectiveSpec(
 )
 
 
-def _jvp(primals: Any, tangents: Any, *, call: Call, op: str) -> Any:
-    (x,), (t,) = primals, tangents
-    (y,) = _primitive.bind(SPEC, x, call=call, op=op)
-    if type(t) is _compat.Zero:
-        return [y], [_compat.zero_tangent(y)]
-    if op in ("sum", "mean"):
-        return [y], _primitive.bind(SPEC, t, call=call, op=op)
-    return [y], [_nonlinear_tangent(x, t, y, op, call)]
-
-
-def _nonlinear_tangent(x: Any, t: Any, y: Any, op: str, call: Call) -> Any:
+def _nonlinear_tangent(x: Any, t: Any, y: Any, *, call: Call, op: str) -> Any:
     def total(v: Any) -> Any:
         return _primitive.bind(SPEC, v, call=call, op="sum")[0]
 
@@ -166,15 +156,15 @@ def _product_of_others(x: Any, call: Call) -> Any:
 
 def _transpose(cts: Any, x: Any, *, call: Call, op: str) -> Any:
     (ct,) = cts
-    if type(ct) is _compat.Zero:
-        return [_compat.Zero(x.aval)]
     if _compat.check_vma() and call.groups.members is None:
         ct = _compat.make_varying(ct, call.axes)
         return [ct / jnp.asarray(call.num_ranks, ct.dtype) if op == "mean" else ct]
     return _primitive.bind(SPEC, ct, call=call, op=op)
 
 
-all_reduce_p = _primitive.define(SPEC, jvp=_jvp, transpose=_transpose)
+all_reduce_p = _primitive.define(
+    SPEC, jvp=_primitive.reduction_jvp(SPEC, _nonlinear_tangent), transpose=_transpose
+)
 
 
 # jax.lax's spellings

@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jcoll import _compat
 from jcoll.comm.mesh import AxisName, Call, canonical_dim, make_call
 from jcoll.ops import _primitive
 from jcoll.ops._lowering import Motion
@@ -83,13 +82,10 @@ def _xla(x: Any, *, call: Call, platform: str) -> Any:
 
 
 def _mixed(name: Any, xs: Any, *, call: Call) -> Any:
-    # xs: [sender's index on `name`, receiver, ...]
-    xs = _primitive.split_axis(
-        jnp.swapaxes(xs, 0, 1), name, call
-    )  # [rest, name, sender's name, ...]
-    (y,) = _primitive.bind_rest(
-        SPEC, name, xs, call=call
-    )  # [sender's rest, name, sender's name, ...]
+    # In: [sender's index on `name`, receiver, ...].
+    xs = jnp.swapaxes(xs, 0, 1)
+    xs = _primitive.split_axis(xs, name, call)  # [rest, name, sender's name, ...]
+    (y,) = _primitive.bind_rest(SPEC, name, xs, call=call)  # [sender's rest, name, sender's name]
     y = jnp.moveaxis(y, 1, 0)
     return [jax.vmap(lambda blocks: _primitive.merge_axis(blocks, name, call))(y)], [0]
 
@@ -107,8 +103,6 @@ SPEC = CollectiveSpec(
 
 
 def _transpose(cts: Any, x: Any, *, call: Call) -> Any:
-    if type(cts[0]) is _compat.Zero:
-        return [_compat.Zero(x.aval)]
     return _primitive.bind(SPEC, *cts, call=call)
 
 

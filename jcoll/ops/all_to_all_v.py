@@ -99,37 +99,33 @@ def _take(xp: Any, x: Any, rows: Any, hit: Any) -> Any:
     return xp.where(_rows.expand(hit, x.ndim), picked, xp.zeros_like(picked))
 
 
-def _stacked(xp: Any, xs: Any, counts: Any, *, output_size: int, drop: bool) -> Any:
-    x_row, y_row, kept, dropped = _layout(xp, counts, output_size)
-    row = xp.arange(output_size, dtype=counts.dtype)
+def _travel(xp: Any, xs: Any, num_rows: int, start: Any, at: Any, count: Any) -> Any:
+    """Arrays of num_rows rows, in which those from rank s for rank d, xs[s][start[s, d]] and so on,
+    count[s, d] of them, stand from row at[s, d] on; zeros elsewhere."""
+    row = xp.arange(num_rows, dtype=count.dtype)
     ys = []
     for dst in range(xs.shape[0]):
-        y = xp.zeros((output_size, *xs.shape[2:]), xs.dtype)
+        y = xp.zeros((num_rows, *xs.shape[2:]), xs.dtype)
         for src in range(xs.shape[0]):
-            start = y_row[src, dst]
-            hit = (row >= start) & (row < start + kept[src, dst])
-            part = _take(xp, xs[src], row - start + x_row[src, dst], hit)
+            offset = row - at[src, dst]
+            hit = (offset >= 0) & (offset < count[src, dst])
+            part = _take(xp, xs[src], offset + start[src, dst], hit)
             y = xp.where(_rows.expand(hit, y.ndim), part, y)
         ys.append(y)
-    to_index = lambda a: xp.swapaxes(a, 0, 1).astype(counts.dtype)  # noqa: E731
-    return [xp.stack(ys), to_index(kept), to_index(dropped)]
+    return xp.stack(ys)
+
+
+def _stacked(xp: Any, xs: Any, counts: Any, *, output_size: int, drop: bool) -> Any:
+    x_row, y_row, kept, dropped = _layout(xp, counts, output_size)
+    ys = _travel(xp, xs, output_size, x_row, y_row, kept)
+    return [ys, kept.T.astype(counts.dtype), dropped.T.astype(counts.dtype)]
 
 
 def _stacked_back(
     xp: Any, cts: Any, counts: Any, *, output_size: int, drop: bool, num_rows: int
 ) -> Any:
     x_row, y_row, kept, _ = _layout(xp, counts, output_size)
-    row = xp.arange(num_rows, dtype=counts.dtype)
-    xs = []
-    for src in range(cts.shape[0]):
-        x = xp.zeros((num_rows, *cts.shape[2:]), cts.dtype)
-        for dst in range(cts.shape[0]):
-            start = x_row[src, dst]
-            hit = (row >= start) & (row < start + kept[src, dst])
-            part = _take(xp, cts[dst], row - start + y_row[src, dst], hit)
-            x = xp.where(_rows.expand(hit, x.ndim), part, x)
-        xs.append(x)
-    return [xp.stack(xs)]
+    return [_travel(xp, cts, num_rows, y_row.T, x_row.T, kept.T)]
 
 
 def _shapes(avals: Any, call: Call, *, output_size: int, drop: bool) -> Any:
@@ -157,9 +153,7 @@ def _xla(x: Any, counts: Any, *, call: Call, platform: str, output_size: int, dr
         static = dict(output_size=output_size, drop=drop)
         y, kept, dropped = _rows.through_gather(SPEC, x, counts, call=call, **static)
     else:
-        every = jax.lax.all_gather(counts, call.axes)
-        rank = jax.lax.axis_index(call.axes)
-        x_row, y_row, kept, dropped = _layout(jnp, every, output_size)
+        rank, x_row, y_row, kept, dropped = _exchanged_layout(counts, call, output_size)
         y = jnp.zeros((output_size, *x.shape[1:]), x.dtype)
         index = (x_row[rank], kept[rank], y_row[rank], kept[:, rank])
         y = jax.lax.ragged_all_to_all(x, y, *index, axis_name=call.axes)
@@ -169,6 +163,12 @@ def _xla(x: Any, counts: Any, *, call: Call, platform: str, output_size: int, dr
         bad |= dropped.sum() > 0
         kept = kept + dropped  # What was sent: y, if it has no rows, cannot show that it is bad.
     return [jnp.where(bad, jnp.full_like(y, _poison(y.dtype)), y), kept, dropped]
+
+
+def _exchanged_layout(counts: Any, call: Call, output_size: int) -> tuple[Any, ...]:
+    """This rank, and the layout from the counts of all."""
+    every = jax.lax.all_gather(counts, call.axes)
+    return jax.lax.axis_index(call.axes), *_layout(jnp, every, output_size)
 
 
 def _bad_counts(counts: Any, num_rows: int) -> Any:
@@ -187,9 +187,7 @@ def _poison(dtype: Any) -> Any:
 def _xla_back(ct: Any, counts: Any, *, call: Call, platform: str, **static: Any) -> Any:
     if platform == "cpu":
         return _rows.through_gather(BACK, ct, counts, call=call, **static)
-    every = jax.lax.all_gather(counts, call.axes)
-    rank = jax.lax.axis_index(call.axes)
-    x_row, y_row, kept, _ = _layout(jnp, every, static["output_size"])
+    rank, x_row, y_row, kept, _ = _exchanged_layout(counts, call, static["output_size"])
     x = jnp.zeros((static["num_rows"], *ct.shape[1:]), ct.dtype)
     index = (y_row[:, rank], kept[:, rank], x_row[:, rank], kept[rank])
     return [jax.lax.ragged_all_to_all(ct, x, *index, axis_name=call.axes)]
@@ -224,8 +222,6 @@ def _jvp(primals: Any, tangents: Any, *, call: Call, **static: Any) -> Any:
 
 
 def _transpose(cts: Any, x: Any, counts: Any, *, call: Call, **static: Any) -> Any:
-    if type(cts[0]) is _compat.Zero:
-        return [_compat.Zero(x.aval), None]
     num_rows = x.aval.shape[0]
     return [*_primitive.bind(BACK, cts[0], counts, call=call, num_rows=num_rows, **static), None]
 
@@ -241,8 +237,6 @@ def _jvp_back(primals: Any, tangents: Any, *, call: Call, **static: Any) -> Any:
 def _transpose_back(
     cts: Any, ct: Any, counts: Any, *, call: Call, num_rows: int, **static: Any
 ) -> Any:
-    if type(cts[0]) is _compat.Zero:
-        return [_compat.Zero(ct.aval), None]
     y, *_ = _primitive.bind(SPEC, cts[0], counts, call=call, **static)
     return [y, None]
 

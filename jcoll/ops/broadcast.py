@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jcoll import _compat
 from jcoll.comm.mesh import AxisName, Call, check_root, make_call
@@ -98,11 +97,8 @@ def _transpose(cts: Any, x: Any, *, call: Call, root: int) -> Any:
     from jcoll.ops.reduce import SPEC as REDUCE
 
     (ct,) = cts
-    if type(ct) is _compat.Zero:
-        return [_compat.Zero(x.aval)]
     if _compat.check_vma() and call.groups.members is None:
-        ct = _compat.make_varying(ct, call.axes)
-        return [jnp.where(_primitive.is_root(call, root), ct, jnp.zeros_like(ct))]
+        return [_primitive.keep_at_root(_compat.make_varying(ct, call.axes), call, root)]
     return _primitive.bind(REDUCE, ct, call=call, op="sum", root=root)
 
 

@@ -9,9 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from jcoll import _compat
 from jcoll.comm.mesh import AxisName, Call, canonical_dim, check_root, make_call
 from jcoll.ops import _primitive
 from jcoll.ops._lowering import ZERO, Motion
@@ -65,8 +63,7 @@ def _gather_leaf(leaf: Any, root: int, axis: Any, tiled: bool, call: Call) -> An
 
 
 def _stacked(xp: Any, xs: Any, *, root: int) -> Any:
-    at_root = (xp.arange(xs.shape[0]) == root).reshape(-1, *(1,) * xs.ndim)
-    return [xp.where(at_root, xs[None], xp.zeros_like(xs)[None])]
+    return [_primitive.stack_at_root(xp, xs, xs.shape[0], root)]
 
 
 def _shapes(avals: Any, call: Call, *, root: int) -> Any:
@@ -81,7 +78,7 @@ def _motion(avals: Any, call: Call, *, root: int) -> Motion:
 
 def _xla(x: Any, *, call: Call, platform: str, root: int) -> Any:
     y = jax.lax.all_gather(x, **call.lax_args)
-    return [jnp.where(_primitive.is_root(call, root), y, jnp.zeros_like(y))]
+    return [_primitive.keep_at_root(y, call, root)]
 
 
 SPEC = CollectiveSpec(
@@ -92,8 +89,6 @@ SPEC = CollectiveSpec(
 def _transpose(cts: Any, x: Any, *, call: Call, root: int) -> Any:
     from jcoll.ops.scatter import SPEC as SCATTER
 
-    if type(cts[0]) is _compat.Zero:
-        return [_compat.Zero(x.aval)]
     return _primitive.bind(SCATTER, *cts, call=call, root=root)
 
 

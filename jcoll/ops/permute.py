@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jcoll import _compat, errors
+from jcoll import errors
 from jcoll.comm.mesh import AxisName, Call, make_call, static_int
 from jcoll.ops import _primitive
 from jcoll.ops._lowering import ZERO, Motion
@@ -105,8 +105,6 @@ SPEC = CollectiveSpec(name="ppermute", stacked=_stacked, shapes=_shapes, motion=
 
 
 def _transpose(cts: Any, x: Any, *, call: Call, perm: Any) -> Any:
-    if type(cts[0]) is _compat.Zero:
-        return [_compat.Zero(x.aval)]
     inverse = tuple((dst, src) for src, dst in perm)
     return _primitive.bind(SPEC, *cts, call=call, perm=inverse)
 

@@ -158,12 +158,6 @@ def _transpose(
 ) -> Any:
     (ct,) = cts
     linear = [_compat.is_undefined_primal(x) for x in (operand, output)]
-    if type(ct) is _compat.Zero:
-        zeros = [
-            _compat.Zero(x.aval) if is_linear else None
-            for x, is_linear in zip((operand, output), linear, strict=True)
-        ]
-        return [*zeros, None, None, None, None]
     # Where in my output the others wrote, and where in their operands that came from.
     written = _exchange(outputs, call)
     came_from = _exchange(inputs, call)

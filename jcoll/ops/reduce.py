@@ -64,9 +64,7 @@ def _reduce_leaf(leaf: Any, op: str, root: int, call: Call) -> Any:
 
 
 def _stacked(xp: Any, xs: Any, *, op: str, root: int) -> Any:
-    y = reduce_stacked(xp, xs, op)
-    at_root = (xp.arange(xs.shape[0]) == root).reshape(-1, *(1,) * y.ndim)
-    return [xp.where(at_root, y[None], xp.zeros_like(y)[None])]
+    return [_primitive.stack_at_root(xp, reduce_stacked(xp, xs, op), xs.shape[0], root)]
 
 
 def _shapes(avals: Any, call: Call, *, op: str, root: int) -> Any:
@@ -80,14 +78,14 @@ def _motion(avals: Any, call: Call, *, op: str, root: int) -> Motion:
 
 def _xla(x: Any, *, call: Call, platform: str, op: str, root: int) -> Any:
     y = reduce_by_lax(x, op, call.lax_args, call.num_ranks)
-    return [jnp.where(_primitive.is_root(call, root), y, jnp.zeros_like(y))]
+    return [_primitive.keep_at_root(y, call, root)]
 
 
 def _mixed(name: Any, xs: Any, *, call: Call, op: str, root: int) -> Any:
     own, rest = _primitive.split_rank(root, name, call)
     y = reduce_stacked(jnp, xs, op)
     (y,) = _primitive.bind_rest(SPEC, name, y, call=call, op=op, root=rest)
-    return [jnp.zeros((xs.shape[0], *y.shape), y.dtype).at[own].set(y)], [0]
+    return [_primitive.stack_at_root(jnp, y, xs.shape[0], own)], [0]
 
 
 SPEC = CollectiveSpec(
@@ -95,31 +93,23 @@ SPEC = CollectiveSpec(
 )
 
 
-def _jvp(primals: Any, tangents: Any, *, call: Call, op: str, root: int) -> Any:
-    (x,), (t,) = primals, tangents
-    (y,) = _primitive.bind(SPEC, x, call=call, op=op, root=root)
-    if type(t) is _compat.Zero:
-        return [y], [_compat.zero_tangent(y)]
-    if op in ("sum", "mean"):
-        return [y], _primitive.bind(SPEC, t, call=call, op=op, root=root)
-
+def _nonlinear_tangent(x: Any, t: Any, y: Any, *, call: Call, op: str, root: int) -> Any:
     def everywhere(v: Any) -> Any:
-        (total,) = _primitive.bind(ALL_REDUCE, v, call=call, op=op)
-        return jnp.where(_primitive.is_root(call, root), total, jnp.zeros_like(total))
+        return _primitive.bind(ALL_REDUCE, v, call=call, op=op)[0]
 
-    return [y], [jax.jvp(everywhere, (x,), (t,))[1]]
+    return _primitive.keep_at_root(jax.jvp(everywhere, (x,), (t,))[1], call, root)
 
 
 def _transpose(cts: Any, x: Any, *, call: Call, op: str, root: int) -> Any:
     from jcoll.ops.broadcast import SPEC as BROADCAST
 
     (ct,) = cts
-    if type(ct) is _compat.Zero:
-        return [_compat.Zero(x.aval)]
     if op == "mean":
         ct = ct / jnp.asarray(call.num_ranks, ct.dtype)
     (ct,) = _primitive.bind(BROADCAST, ct, call=call, root=root)
     return [_compat.make_varying(ct, call.axes)]
 
 
-reduce_p = _primitive.define(SPEC, jvp=_jvp, transpose=_transpose)
+reduce_p = _primitive.define(
+    SPEC, jvp=_primitive.reduction_jvp(SPEC, _nonlinear_tangent), transpose=_transpose
+)

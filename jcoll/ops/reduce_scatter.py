@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jcoll import _compat
 from jcoll.comm.mesh import AxisName, Call, canonical_dim, make_call
 from jcoll.ops import _primitive
 from jcoll.ops._lowering import Motion, reduced
@@ -125,30 +124,23 @@ SPEC = CollectiveSpec(
 )
 
 
-def _jvp(primals: Any, tangents: Any, *, call: Call, op: str) -> Any:
+def _nonlinear_tangent(x: Any, t: Any, y: Any, *, call: Call, op: str) -> Any:
     from jcoll.ops.all_to_all import SPEC as ALL_TO_ALL
 
-    (x,), (t,) = primals, tangents
-    (y,) = _primitive.bind(SPEC, x, call=call, op=op)
-    if type(t) is _compat.Zero:
-        return [y], [_compat.zero_tangent(y)]
-    if op in ("sum", "mean"):
-        return [y], _primitive.bind(SPEC, t, call=call, op=op)
     (xs,) = _primitive.bind(ALL_TO_ALL, x, call=call)
     (ts,) = _primitive.bind(ALL_TO_ALL, t, call=call)
-    _, tangent = jax.jvp(lambda v: reduce_stacked(jnp, v, op), (xs,), (ts,))
-    return [y], [tangent]
+    return jax.jvp(lambda v: reduce_stacked(jnp, v, op), (xs,), (ts,))[1]
 
 
 def _transpose(cts: Any, x: Any, *, call: Call, op: str) -> Any:
     from jcoll.ops.all_gather import SPEC as ALL_GATHER
 
     (ct,) = cts
-    if type(ct) is _compat.Zero:
-        return [_compat.Zero(x.aval)]
     if op == "mean":
         ct = ct / jnp.asarray(call.num_ranks, ct.dtype)
     return _primitive.bind(ALL_GATHER, ct, call=call)
 
 
-reduce_scatter_p = _primitive.define(SPEC, jvp=_jvp, transpose=_transpose)
+reduce_scatter_p = _primitive.define(
+    SPEC, jvp=_primitive.reduction_jvp(SPEC, _nonlinear_tangent), transpose=_transpose
+)

@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 
-from jcoll import _compat
 from jcoll.comm.mesh import AxisName, Call, canonical_dim, check_root, make_call
 from jcoll.ops import _primitive
 from jcoll.ops._lowering import Motion
@@ -87,8 +86,6 @@ SPEC = CollectiveSpec(
 def _transpose(cts: Any, x: Any, *, call: Call, root: int) -> Any:
     from jcoll.ops.gather import SPEC as GATHER
 
-    if type(cts[0]) is _compat.Zero:
-        return [_compat.Zero(x.aval)]
     return _primitive.bind(GATHER, *cts, call=call, root=root)
 
 

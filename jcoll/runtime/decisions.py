@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from jcoll.comm.mesh import Call
+from jcoll.comm.mesh import Call, signature
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,14 @@ def record(call: Call, avals: Any, algorithm: str, reason: str) -> None:
     """Tells everyone who is listening."""
     if not _listeners.lists:
         return
-    signature = f"{avals[0].dtype}[{','.join(map(str, avals[0].shape))}]"
     decision = Decision(
-        call.op, call.axis_text, signature, call.num_ranks, algorithm, reason, call.call_site
+        op=call.op,
+        axis=call.axis_text,
+        signature=signature(avals[0]),
+        num_ranks=call.num_ranks,
+        algorithm=algorithm,
+        reason=reason,
+        call_site=call.call_site,
     )
     for listener in _listeners.lists:
         listener.append(decision)
