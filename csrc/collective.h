@@ -67,17 +67,22 @@ class Collective : public Runnable, public std::enable_shared_from_this<Collecti
   int group() const { return group_; }
   int64_t mesh_group() const { return mesh_group_; }
 
-  // All ranks are there: does the work and completes. Called once, without locks.
-  void Start();
+  // All ranks are there: does the work and completes. Called once, without locks, by the handler of
+  // the rank that came last.
+  void Start(int last_rank);
 
-  // Runnable: index >= 0 completes that rank; others take pieces until none is left.
+  // Runnable: index >= 0 completes a rank, counted from first_completed_; others take pieces until
+  // none is left.
   void Run(int index) override;
 
  private:
-  void MoveInline();
-  void MoveInParallel(int64_t traffic_nbytes);
-  void TakePieces();
-  void Finish();
+  void MoveInline(int last_rank);
+  void MoveInParallel(int64_t traffic_nbytes, int last_rank);
+  void PrepareOutputs();
+  // `rank_here`: the rank whose handler is on the stack, or -1 on a helper. Its own completion needs
+  // no thread: XLA has not seen the future yet, so that setting it runs nothing.
+  void TakePieces(int rank_here);
+  void Finish(int rank_here);
   void CompleteRank(int rank);
   std::string TimeoutMessage(int64_t num_mesh_groups) const;
 
@@ -95,6 +100,7 @@ class Collective : public Runnable, public std::enable_shared_from_this<Collecti
 
   std::vector<RankBuffers> buffers_;
   std::vector<Completion> completions_;
+  int first_completed_ = 0;
   std::vector<char> arrived_;
   int num_arrived_ = 0;
   Clock::time_point last_arrival_;
@@ -104,6 +110,7 @@ class Collective : public Runnable, public std::enable_shared_from_this<Collecti
   ReduceFn reduce_ = nullptr;
   int64_t element_nbytes_ = 1;
   bool stream_ = false;
+  bool fresh_outputs_ = false;
   std::vector<MoveList::Piece> pieces_;
   std::atomic<int> next_piece_{0};
   std::atomic<int> pieces_left_{0};

@@ -31,8 +31,9 @@ void Copy(void* dst, const void* src, int64_t nbytes, bool stream) {
 
 void CopyTo(const void* src, void* const* dsts, int num_dsts, int64_t nbytes, bool stream) {
   const char* from = static_cast<const char*>(src);
-  for (int64_t begin = 0; begin < nbytes; begin += kTileBytes) {
-    const int64_t n = std::min(kTileBytes, nbytes - begin);
+  const int64_t tile = num_dsts == 1 ? nbytes : kTileBytes;
+  for (int64_t begin = 0; begin < nbytes; begin += tile) {
+    const int64_t n = std::min(tile, nbytes - begin);
     for (int d = 0; d < num_dsts; ++d) {
       if (dsts[d] != src) Copy(static_cast<char*>(dsts[d]) + begin, from + begin, n, stream);
     }
@@ -80,6 +81,16 @@ struct Interior {
 
 }  // namespace
 
+bool LooksFresh(void* p, int64_t nbytes) {
+  static const int64_t page = sysconf(_SC_PAGESIZE);
+  const Interior pages(p, nbytes, page);
+  if (pages.size == 0) return false;
+  // The last page stands for all: a buffer cut from the end of the heap has old pages first.
+  unsigned char mapped = 1;
+  mincore(pages.begin + pages.size - page, static_cast<size_t>(page), &mapped);
+  return (mapped & 1) == 0;
+}
+
 void AdviseHugePages(void* p, int64_t nbytes) {
   const Interior huge(p, nbytes, int64_t{2} << 20);
   if (huge.size > 0) madvise(huge.begin, static_cast<size_t>(huge.size), MADV_HUGEPAGE);
@@ -89,16 +100,13 @@ void Prefault(void* p, int64_t nbytes) {
   constexpr int64_t kMinBytes = 64 << 10;
   static const int64_t page = sysconf(_SC_PAGESIZE);
   const Interior pages(p, nbytes, page);
-  if (pages.size < kMinBytes) return;
-  // The last page stands for all: a buffer cut from the end of the heap has old pages first.
-  unsigned char mapped = 1;
-  mincore(pages.begin + pages.size - page, static_cast<size_t>(page), &mapped);
-  if (mapped & 1) return;
+  if (pages.size < kMinBytes || !LooksFresh(pages.begin, pages.size)) return;
   madvise(pages.begin, static_cast<size_t>(pages.size), MADV_POPULATE_WRITE);
 }
 
 #else
 
+bool LooksFresh(void*, int64_t) { return false; }
 void AdviseHugePages(void*, int64_t) {}
 void Prefault(void*, int64_t) {}
 

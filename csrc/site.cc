@@ -97,7 +97,7 @@ void Site::Arrive(int64_t run_id, int64_t position, const RankBuffers& buffers,
   if (failed) {
     Executor::Get().Push({{collective, rank}}, Executor::Wake::kLazy);
   } else if (all_arrived) {
-    collective->Start();
+    collective->Start(rank);
   } else {
     Executor::Get().WatchDeadlines(ExpireAll);
   }
