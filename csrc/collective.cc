@@ -98,6 +98,7 @@ void Collective::Open(int group, int64_t mesh_group, double timeout_s) {
   arrived_.assign(num_ranks, false);
   num_arrived_ = 0;
   failure_.reset();
+  first_completed_ = 0;
 }
 
 void Collective::Add(int rank, const RankBuffers& buffers, Completion completion) {
@@ -220,7 +221,6 @@ void Collective::Finish(int rank_here) {
   num_users_.fetch_add(num_ranks, std::memory_order_relaxed);
   const auto self = shared_from_this();
   if (rank_here < 0) {
-    first_completed_ = 0;
     Executor::Get().Push(self, 0, num_ranks, policy_->NextWake());
     return;
   }
