@@ -1,0 +1,148 @@
+"""The catalogue: every algorithm by op and name. No jax.
+
+To add one:
+  1. write a function that takes a Builder and sends (jcoll/plan/builder.py), one for each op;
+  2. decorate it with @algorithm(name, op=..., ...); in jcoll itself, in a file of its own that
+     jcoll/algorithms/__init__.py imports;
+  3. nothing else: the tests, the docs table, the command line's choices and the tuner's candidates
+     are all read from here. A plan is verified before its first use.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from jcoll import errors
+from jcoll.plan.builder import Builder
+from jcoll.plan.ir import Plan
+from jcoll.plan.ops import OPS
+
+BuildFn = Callable[[Builder], None]
+
+# Names that are not plans: the native one-step path, XLA's own collectives, the choice among all.
+RESERVED = ("auto", "direct", "xla")
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """How one op is done. The functions take num_ranks.
+
+    chunks: pieces that every block is divided into (default 1).
+    rounds: messages that follow one another, if all else is free; None: no closed formula.
+    sent: bytes on the wire of the busiest rank, in units of M (gpu convention: all_reduce, broadcast,
+        reduce: the array; else the whole array, num_ranks blocks); None: no closed formula.
+    unsupported: why it cannot serve this number of ranks, or None.
+    """
+
+    name: str
+    op: str
+    build: BuildFn
+    chunks: Callable[[int], int]
+    rounds: Callable[[int], float] | None = None
+    sent: Callable[[int], float] | None = None
+    unsupported: Callable[[int], str | None] | None = None
+
+    @property
+    def doc(self) -> str:
+        """The idea and its source: the docstring of the file."""
+        module = sys.modules.get(self.build.__module__)
+        return (self.build.__doc__ or (module and module.__doc__) or "").strip()
+
+    def supports(self, num_ranks: int) -> str | None:
+        """None, or why not."""
+        return self.unsupported(num_ranks) if self.unsupported else None
+
+
+_ALGORITHMS: dict[tuple[str, str], Algorithm] = {}
+
+
+def algorithm(
+    name: str,
+    *,
+    op: str,
+    chunks: Callable[[int], int] | int = 1,
+    rounds: Callable[[int], float] | None = None,
+    sent: Callable[[int], float] | None = None,
+    unsupported: Callable[[int], str | None] | None = None,
+) -> Callable[[BuildFn], BuildFn]:
+    """Registers a function that builds plans; returns it unchanged. See Algorithm for the fields.
+
+    Raises ValueError for an op that has no plans and for a name that is taken.
+    """
+    where = f"algorithm({name!r}, op={op!r})"
+    if op not in OPS:
+        raise ValueError(errors.text(where, "there is no such op.", f"One of {', '.join(OPS)}."))
+    if name in RESERVED or not name.isidentifier():
+        problem = f"the name {name!r} cannot be used."
+        fix = f"A Python identifier other than {', '.join(RESERVED)}."
+        raise ValueError(errors.text(where, problem, fix))
+
+    def register(build: BuildFn) -> BuildFn:
+        old = _ALGORITHMS.get((op, name))
+        if old and _origin(old.build) != _origin(build):
+            problem = f"the name is taken by {'.'.join(_origin(old.build))}."
+            raise ValueError(errors.text(where, problem, "Choose another name."))
+        per_block = chunks if callable(chunks) else lambda _: chunks
+        _ALGORITHMS[op, name] = Algorithm(name, op, build, per_block, rounds, sent, unsupported)
+        plan_for.cache_clear()
+        return build
+
+    return register
+
+
+def _origin(build: BuildFn) -> tuple[str, str]:
+    """A function defined again (a notebook cell, a reload) takes the place of the old one."""
+    return build.__module__, build.__qualname__
+
+
+def all_algorithms(op: str | None = None) -> list[Algorithm]:
+    """The catalogue, in the order of registration; of one op, if given."""
+    return [a for a in _ALGORITHMS.values() if op in (None, a.op)]
+
+
+def names(op: str | None = None) -> list[str]:
+    return list(dict.fromkeys(a.name for a in all_algorithms(op)))
+
+
+def supporting(op: str, num_ranks: int) -> list[str]:
+    return [a.name for a in all_algorithms(op) if a.supports(num_ranks) is None]
+
+
+def get(op: str, name: str, num_ranks: int | None = None) -> Algorithm:
+    """The algorithm; ValueError if it is unknown or, given num_ranks, cannot serve that many."""
+    found = _ALGORITHMS.get((op, name))
+    where = op
+    fix = f"Algorithms of {op}: {', '.join([*RESERVED, *names(op)])}."
+    if found is None:
+        known = name in names()
+        problem = f"algorithm {name!r} does not serve {op}." if known else f"unknown: {name!r}."
+        raise ValueError(errors.text(where, problem, fix))
+    if num_ranks is not None and (reason := found.supports(num_ranks)):
+        problem = f"algorithm {name!r} cannot serve {num_ranks} ranks: {reason}."
+        fix = f"Available for {num_ranks} ranks: {', '.join(supporting(op, num_ranks))}."
+        raise ValueError(errors.text(where, problem, fix))
+    return found
+
+
+def builder_for(a: Algorithm, num_ranks: int, *, root: int = 0, **kwargs: object) -> Builder:
+    """A Builder as `a` wants it. kwargs: of Builder."""
+    return Builder(
+        a.op,
+        num_ranks,
+        algorithm=a.name,
+        root=root,
+        chunks_per_block=a.chunks(num_ranks),
+        **kwargs,  # type: ignore[arg-type]
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def plan_for(op: str, name: str, num_ranks: int, root: int = 0) -> Plan:
+    """The plan. ValueError (PlanError) for what cannot be had."""
+    a = get(op, name, num_ranks)
+    builder = builder_for(a, num_ranks, root=root)
+    a.build(builder)
+    return builder.finish()

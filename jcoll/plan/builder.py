@@ -1,0 +1,335 @@
+"""How an algorithm writes a plan. No jax.
+
+    def reduce_scatter(p: Builder) -> None:
+        r, n = p.ranks, p.num_ranks
+        for k in range(1, n):
+            p.send(r, (r + 1) % n, chunk=(r - k) % n, reduce=True)
+
+An algorithm thinks in *work chunks*: the chunks of the op's work blocks (ops.py), which begin as the
+rank's input where the op says so, then `scratch` chunks of its own. It sends a work chunk of one rank
+to the same (or, with `to`, another) work chunk of another rank, for many pairs of ranks at once: all
+arguments may be arrays. The builder knows where each work chunk lives: in INPUT until it is first
+written, then in OUTPUT if the op returns it, else in SCRATCH. So algorithms read as if in place, yet
+no input is copied that need not be; what is still to be brought to OUTPUT at the end, `finish` copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jcoll.plan.ir import NO_PEER, Buffer, Kind, Plan, PlanError, Step
+from jcoll.plan.ops import NONE, OPS
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Ints = int | Array
+
+_NOWHERE = 255  # A work chunk without a value.
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Transfers that may all happen at once: element i of every array is one.
+
+    No rank sends twice or receives twice. A transfer with src == dst is a local step. The result is
+    dst's `dst_*`; with `reduce`, it is the reduction of dst's `acc_*` and what arrives.
+    """
+
+    src: Array
+    dst: Array
+    src_buffer: Array
+    src_chunk: Array
+    acc_buffer: Array
+    acc_chunk: Array
+    dst_buffer: Array
+    dst_chunk: Array
+    count: Array
+    reduce: bool
+
+
+class Builder:
+    """Collects the batches of one plan.
+
+    `on_batch` receives every batch as soon as it exists, so that a plan too large to keep (a ring of
+    4,096 ranks has 67 million steps) can be simulated; None keeps them for `finish`.
+    """
+
+    def __init__(
+        self,
+        op: str,
+        num_ranks: int,
+        *,
+        algorithm: str = "",
+        root: int = 0,
+        chunks_per_block: int = 1,
+        on_batch: Callable[[Batch], None] | None = None,
+    ) -> None:
+        self.spec = OPS[op]
+        self.op, self.algorithm = op, algorithm
+        self.num_ranks, self.root = num_ranks, root
+        self.ranks: Array = np.arange(num_ranks)
+        self.chunks_per_block = chunks_per_block
+        self.num_chunks = self.spec.work_blocks(num_ranks) * chunks_per_block
+        self._batches: list[Batch] = []
+        self._emit = on_batch or self._batches.append
+        blocks = np.arange(self.num_chunks) // chunks_per_block
+        inputs = self.spec.input_block(self.ranks[:, None], blocks[None, :], num_ranks, root)
+        self._where = np.where(inputs == NONE, _NOWHERE, Buffer.INPUT).astype(np.uint8)
+
+    def scratch(self, count: int = 1) -> int:
+        """The first of `count` new work chunks, without a value, on every rank."""
+        first = self._where.shape[1]
+        new = np.full((self.num_ranks, count), _NOWHERE, np.uint8)
+        self._where = np.concatenate([self._where, new], axis=1)
+        return first
+
+    def chunk_of(self, block: Ints, part: Ints = 0) -> Ints:
+        """The work chunk that is chunk number `part` of work block `block`."""
+        return block * self.chunks_per_block + part
+
+    def send(
+        self,
+        src: Ints,
+        dst: Ints,
+        chunk: Ints = 0,
+        *,
+        to: Ints | None = None,
+        into: Ints | None = None,
+        count: Ints = 1,
+        reduce: bool = False,
+    ) -> None:
+        """Rank src sends `count` work chunks from `chunk` on to work chunk `to` of rank dst.
+
+        src, dst: ranks, each at most once; src == dst copies or reduces within the rank.
+        to: the work chunk that receives (default: `chunk`). reduce: what arrives is reduced with what
+            is there; `into` then names another work chunk for the result (default: `to`).
+        Sends of one call read what was there before the call.
+        """
+        to = chunk if to is None else to
+        into = to if into is None else into
+        arrays = np.broadcast_arrays(*map(np.atleast_1d, (src, dst, chunk, to, into, count)))
+        src_, dst_, chunk_, to_, into_, count_ = (a.astype(np.int64) for a in arrays)
+        self._check(src_, dst_, (chunk_, to_, into_), count_)
+        if self.num_ranks == 1 and not np.any(chunk_ != into_):
+            return
+        self._make_contiguous(src_, chunk_, count_)
+        if reduce:
+            self._make_contiguous(dst_, to_, count_)
+            to_ = self._place_operands(src_ == dst_, dst_, to_, into_, count_)
+        self._append(src_, dst_, chunk_, to_, into_, count_, reduce)
+
+    def copy(self, rank: Ints, chunk: Ints, to: Ints, *, count: Ints = 1) -> None:
+        """Copies work chunks within a rank."""
+        self.send(rank, rank, chunk, to=to, count=count)
+
+    def finish(self) -> Plan:
+        """Copies to OUTPUT what is not there yet, and returns the plan."""
+        blocks = np.arange(self.num_chunks) // self.chunks_per_block
+        outputs = self.spec.output_block(
+            self.ranks[:, None], blocks[None, :], self.num_ranks, self.root
+        )
+        where = self._where[:, : self.num_chunks]
+        late = (outputs != NONE) & (where != Buffer.OUTPUT) & (where != _NOWHERE)
+        if self.spec.two_sided:
+            self._copy_own_block(late)
+        for chunk in np.flatnonzero(late.any(axis=0)):
+            self._bring_home(np.flatnonzero(late[:, chunk]), int(chunk))
+        steps, num_scratch = _pack_scratch(_steps(self._batches))
+        return Plan(
+            op=self.op,
+            algorithm=self.algorithm,
+            num_ranks=self.num_ranks,
+            root=self.root,
+            chunks_per_block=self.chunks_per_block,
+            num_scratch=num_scratch,
+            steps=steps,
+        )
+
+    def _copy_own_block(self, late: Array) -> None:
+        """all_to_all: the block that a rank keeps need not be written about by every algorithm."""
+        for part in range(self.chunks_per_block):
+            to = self.chunk_of(self.num_ranks + self.ranks, part)
+            left = self._where[self.ranks, to] == _NOWHERE
+            if left.any():
+                r = self.ranks[left]
+                self.copy(r, self.chunk_of(r, part), self.chunk_of(self.num_ranks + r, part))
+
+    def _check(self, src: Array, dst: Array, chunks: tuple[Array, ...], count: Array) -> None:
+        for name, ranks in (("src", src), ("dst", dst)):
+            if np.any((ranks < 0) | (ranks >= self.num_ranks)):
+                bad = int(ranks[(ranks < 0) | (ranks >= self.num_ranks)][0])
+                raise PlanError(
+                    f"{self.algorithm} {self.op}: {name}={bad} is not a rank of {self.num_ranks}."
+                )
+            if np.bincount(ranks, minlength=1).max() > 1:
+                twice = int(np.argmax(np.bincount(ranks)))
+                raise PlanError(
+                    f"{self.algorithm} {self.op}: rank {twice} is twice in {name} of one send().\n"
+                    "  Use one send() for each."
+                )
+        limit = self._where.shape[1]
+        for chunk in chunks:
+            if np.any((count < 1) | (chunk < 0) | (chunk + count > limit)):
+                i = int(np.flatnonzero((count < 1) | (chunk < 0) | (chunk + count > limit))[0])
+                raise PlanError(
+                    f"{self.algorithm} {self.op}: {count[i]} chunks from {chunk[i]} on, sent by rank "
+                    f"{src[i]} to {dst[i]}, are not all among the work chunks 0 to {limit - 1}."
+                )
+
+    def _place_operands(
+        self, local: Array, rank: Array, to: Array, into: Array, count: Array
+    ) -> Array:
+        """A local REDUCE has two operands, not three: brings the first one to where the result goes."""
+        where = self._where[rank, to]
+        move = local & ((to != into) | (where == Buffer.INPUT))
+        if move.any():
+            r, n = rank[move], count[move]
+            self._append(r, r, to[move], into[move], into[move], n, reduce=False)
+        return np.where(move, into, to)
+
+    def _span(self, rank: Array, chunk: Array, count: Array) -> Array:
+        """bool[i, k]: whether _where of chunk + k belongs to range i; and the ranges' _where."""
+        k = np.arange(int(count.max()))
+        inside = k[None, :] < count[:, None]
+        return self._where[rank[:, None], np.where(inside, chunk[:, None] + k, chunk[:, None])]
+
+    def _make_contiguous(self, rank: Array, chunk: Array, count: Array) -> None:
+        """A range that lies partly in INPUT cannot be named by one step: brings that part home."""
+        if count.max() == 1:
+            return
+        where = self._span(rank, chunk, count)
+        mixed = (where != where[:, :1]).any(axis=1)
+        for i in np.flatnonzero(mixed):
+            chunks = np.arange(chunk[i], chunk[i] + count[i])
+            for c in chunks[self._where[rank[i], chunks] == Buffer.INPUT]:
+                self._bring_home(rank[i : i + 1], int(c))
+            if np.ptp(self._where[rank[i], chunks]) > 0:
+                raise PlanError(
+                    f"{self.algorithm} {self.op}: work chunks {chunks[0]} to {chunks[-1]} of rank "
+                    f"{rank[i]} do not lie side by side (some are in its output, some are not).\n"
+                    "  Send them in parts."
+                )
+
+    def _bring_home(self, rank: Array, chunk: int) -> None:
+        chunks = np.full(rank.shape, chunk)
+        self._append(rank, rank, chunks, chunks, chunks, np.ones_like(rank), reduce=False)
+
+    def _append(
+        self,
+        src: Array,
+        dst: Array,
+        chunk: Array,
+        to: Array,
+        into: Array,
+        count: Array,
+        reduce: bool,
+    ) -> None:
+        src_buffer, src_chunk = self._location(src, chunk)
+        acc_buffer, acc_chunk = self._location(dst, to) if reduce else (src * 0, src * 0)
+        dst_buffer, dst_chunk = self._home(dst, into, count)
+        self._emit(
+            Batch(
+                src,
+                dst,
+                src_buffer,
+                src_chunk,
+                acc_buffer,
+                acc_chunk,
+                dst_buffer,
+                dst_chunk,
+                count,
+                reduce,
+            )
+        )
+        for k in range(int(count.max())):
+            some = k < count
+            self._where[dst[some], into[some] + k] = dst_buffer[some]
+
+    def _location(self, rank: Array, chunk: Array) -> tuple[Array, Array]:
+        """(buffer, chunk in it) where work chunks are now."""
+        where = self._where[rank, chunk]
+        if np.any(where == _NOWHERE):
+            i = int(np.flatnonzero(where == _NOWHERE)[0])
+            raise PlanError(
+                f"{self.algorithm} {self.op}: work chunk {chunk[i]} of rank {rank[i]} is read, but "
+                "nothing has been written to it."
+            )
+        in_chunk = self._place(self.spec.input_block, rank, chunk)
+        out_chunk = self._place(self.spec.output_block, rank, chunk)
+        index = np.where(where == Buffer.INPUT, in_chunk, out_chunk)
+        return where.astype(np.int64), np.where(where == Buffer.SCRATCH, chunk, index)
+
+    def _home(self, rank: Array, chunk: Array, count: Array) -> tuple[Array, Array]:
+        """(buffer, chunk in it) where work chunks are written: OUTPUT if the op returns all of them."""
+        first = self._place(self.spec.output_block, rank, chunk)
+        last = self._place(self.spec.output_block, rank, chunk + count - 1)
+        is_output = (first != NONE) & (last == first + count - 1)
+        buffer = np.where(is_output, int(Buffer.OUTPUT), int(Buffer.SCRATCH))
+        return buffer, np.where(is_output, first, chunk)
+
+    def _place(self, block_map: Any, rank: Array, chunk: Array) -> Array:
+        """The chunk of a buffer for a work chunk, by a map of blocks; NONE where there is none."""
+        block, part = np.divmod(chunk, self.chunks_per_block)
+        inside = chunk < self.num_chunks
+        mapped = block_map(rank, np.where(inside, block, 0), self.num_ranks, self.root)
+        return np.where(inside & (mapped != NONE), mapped * self.chunks_per_block + part, NONE)
+
+
+def _steps(batches: list[Batch]) -> Array:
+    """The steps of all ranks. Within a batch sends come before receives."""
+    rows, orders = [], []
+    for i, b in enumerate(batches):
+        local, zero = b.src == b.dst, np.zeros_like(b.src)
+        away = ~local
+        no_peer = np.full_like(b.src, NO_PEER)
+
+        def row(mask: Array, *columns: Array | int) -> Array:
+            return np.stack([np.broadcast_to(c, mask.shape)[mask] for c in columns], axis=1)
+
+        send = row(
+            away, b.src, int(Kind.SEND), b.dst, b.src_buffer, b.src_chunk, zero, zero, b.count
+        )
+        kind = int(Kind.RECV_REDUCE if b.reduce else Kind.RECV)
+        recv = row(
+            away, b.dst, kind, b.src, b.acc_buffer, b.acc_chunk, b.dst_buffer, b.dst_chunk, b.count
+        )
+        kind = int(Kind.REDUCE if b.reduce else Kind.COPY)
+        here = row(
+            local,
+            b.dst,
+            kind,
+            no_peer,
+            b.src_buffer,
+            b.src_chunk,
+            b.dst_buffer,
+            b.dst_chunk,
+            b.count,
+        )
+        for part, order in ((send, 2 * i), (here, 2 * i + 1), (recv, 2 * i + 1)):
+            rows.append(part)
+            orders.append(np.full(len(part), order))
+    if not rows:
+        return np.zeros((0, 8), np.int32)
+    table, order = np.concatenate(rows), np.concatenate(orders)
+    return table[np.lexsort((order, table[:, 0]))].astype(np.int32)
+
+
+def _pack_scratch(steps: Array) -> tuple[Array, int]:
+    """Renumbers SCRATCH without holes. (steps, chunks left). What was side by side stays so."""
+    names = {name: i for i, name in enumerate(Step._fields)}
+    columns = [(names["src_buffer"], names["src_chunk"]), (names["dst_buffer"], names["dst_chunk"])]
+    written = steps[steps[:, names["dst_buffer"]] == Buffer.SCRATCH]
+    if len(written) == 0:
+        return steps, 0
+    first, count = written[:, names["dst_chunk"]], written[:, names["count"]]
+    used = np.zeros(int((first + count).max()), bool)
+    for k in range(int(count.max())):
+        used[first[count > k] + k] = True
+    new_index = np.cumsum(used) - 1
+    for buffer, chunk in columns:
+        in_scratch = steps[:, buffer] == Buffer.SCRATCH
+        steps[in_scratch, chunk] = new_index[steps[in_scratch, chunk]]
+    return steps, int(used.sum())
