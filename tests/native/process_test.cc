@@ -20,7 +20,6 @@ __lsan_is_turned_off() {
 namespace {
 
 using jcoll::Executor;
-using jcoll::Failure;
 using jcoll::RankBuffers;
 using jcoll::Site;
 using ranks::AllReduce;
@@ -164,7 +163,8 @@ class Endless {
     RankBuffers b;
     b.inputs[0] = &in_[rank];
     b.outputs[0] = &out_[rank];
-    site_.Arrive(1, rank, b, [=](const Failure*) { Step(rank); });
+    while (ranks::ArriveOrThen(&site_, 1, rank, b, [=] { Step(rank); })) {
+    }
   }
   Site site_;
   int in_[2] = {1, 2}, out_[2] = {};

@@ -5,12 +5,14 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -116,6 +118,19 @@ class Outcome {
   std::condition_variable cv_;
   std::vector<End> ends_;
 };
+
+// Arrives as XLA does. The rest of the rank's program is attached to its future when the handler has
+// returned: true if the collective is complete by then, and the caller goes on; else `rest` will run
+// on the thread that completes it.
+inline bool ArriveOrThen(jcoll::Site* site, int64_t run_id, int64_t position,
+                         const jcoll::RankBuffers& buffers, std::function<void()> rest) {
+  auto is_second = std::make_shared<std::atomic<bool>>(false);
+  site->Arrive(run_id, position, buffers, [is_second, rest](const jcoll::Failure* failure) {
+    EXPECT(failure == nullptr);
+    if (is_second->exchange(true)) rest();
+  });
+  return is_second->exchange(true);
+}
 
 // `nbytes` at `misalign` bytes past an alignment of 64, with guards on both sides.
 class Buffer {
