@@ -37,7 +37,7 @@ Executor::Clock::duration ToDuration(double timeout_s) {
 
 std::string Seconds(double s) {
   char text[32];
-  std::snprintf(text, sizeof(text), "%.3g s", s);
+  std::snprintf(text, sizeof(text), "%.10g s", s);
   return text;
 }
 
@@ -110,15 +110,17 @@ void Collective::Add(int rank, const RankBuffers& buffers, Completion completion
 
 std::vector<Task> Collective::Expire(int64_t num_mesh_groups) {
   failure_ = Failure{FailureCode::kDeadlineExceeded, TimeoutMessage(num_mesh_groups)};
-  // The missing rank may yet enter a collective of XLA's own, which the failed ranks will not
-  // reach: XLA then ends the process before the exception is seen.
-  std::fprintf(stderr, "%s\n", failure_->message.c_str());
   metrics_->errors.fetch_add(1, std::memory_order_relaxed);
   std::vector<Task> tasks;
   for (size_t rank = 0; rank < arrived_.size(); ++rank) {
-    if (arrived_[rank]) tasks.push_back({shared_from_this(), static_cast<int>(rank)});
+    if (arrived_[rank]) tasks.push_back(CompletionOf(static_cast<int>(rank)));
   }
   return tasks;
+}
+
+Task Collective::CompletionOf(int rank) {
+  num_users_.fetch_add(1, std::memory_order_relaxed);
+  return {shared_from_this(), rank};
 }
 
 std::string Collective::TimeoutMessage(int64_t num_mesh_groups) const {
@@ -204,7 +206,8 @@ void Collective::TakePieces(int rank_here) {
     ++done;
   }
   // acq_rel: whoever brings the count to zero has seen, and publishes, everybody's writes.
-  if (done > 0 && pieces_left_.fetch_sub(done, std::memory_order_acq_rel) == done) Finish(rank_here);
+  if (done > 0 && pieces_left_.fetch_sub(done, std::memory_order_acq_rel) == done)
+    Finish(rank_here);
 }
 
 void Collective::Finish(int rank_here) {
@@ -226,8 +229,7 @@ void Collective::Finish(int rank_here) {
   }
   first_completed_ = rank_here;
   Executor::Get().Push(self, 1, num_ranks - 1, policy_->NextWake());
-  completions_[rank_here](failure_ ? &*failure_ : nullptr);
-  completions_[rank_here] = nullptr;
+  Complete(rank_here);
   num_users_.fetch_sub(1, std::memory_order_acq_rel);
 }
 
@@ -235,18 +237,22 @@ void Collective::Run(int index) {
   if (index < 0) {
     TakePieces(/*rank_here=*/-1);
   } else {
-    CompleteRank((first_completed_ + index) % static_cast<int>(completions_.size()));
+    CompleteTimed((first_completed_ + index) % static_cast<int>(completions_.size()));
   }
   num_users_.fetch_sub(1, std::memory_order_acq_rel);
 }
 
-void Collective::CompleteRank(int rank) {
+void Collective::Complete(int rank) {
   const Completion completion = std::move(completions_[rank]);
   completions_[rank] = nullptr;
+  completion(failure_ ? &*failure_ : nullptr);
+}
+
+void Collective::CompleteTimed(int rank) {
   const Executor& executor = Executor::Get();
   const int64_t stalls_before = executor.num_stalls();
   const auto start = is_timed_ ? Clock::now() : Clock::time_point();
-  completion(failure_ ? &*failure_ : nullptr);
+  Complete(rank);
   if (is_timed_) policy_->ObserveTime(std::chrono::nanoseconds(Clock::now() - start).count());
   if (executor.num_stalls() != stalls_before) policy_->ObserveStall();
 }

@@ -1,8 +1,8 @@
 // One collective of one group in one run: who has arrived, the data movement, the completions.
 //
 // Life: opened by the first rank's Add; when the last rank has been added, Start moves the data
-// (on the calling thread, with helpers if it is large) and then queues one completion per rank. No
-// thread ever waits for a rank.
+// (on the calling thread, with helpers if it is large), then completes the calling thread's rank
+// and queues the completions of the others. No thread ever waits for a rank.
 #pragma once
 
 #include <atomic>
@@ -20,8 +20,10 @@
 
 namespace jcoll {
 
-// Tells one rank that its outputs are ready (null), or why they never will be. May block or run
-// long: see executor.h.
+// Tells one rank that its outputs are ready (null), or why they never will be. Called once: on a
+// worker, where it runs the rest of the rank's program, which may block or take long (executor.h);
+// or, for the rank that came last, before Site::Arrive returns, where it must do no more than mark
+// the future: the rest of the program begins when the handler has returned.
 using Completion = std::function<void(const Failure*)>;
 
 // What a site has learned about its continuations; steers Executor::Wake. Shared by all collectives
@@ -63,6 +65,9 @@ class Collective : public Runnable, public std::enable_shared_from_this<Collecti
   // Marks as failed and returns the completions of those who have arrived, to be pushed. The
   // collective stays known to the site, so that late ranks get the error too.
   std::vector<Task> Expire(int64_t num_mesh_groups);
+  // A task that completes a rank of a failed collective.
+  Task CompletionOf(int rank);
+  const std::optional<Failure>& failure() const { return failure_; }
   bool failed() const { return failure_.has_value(); }
   int group() const { return group_; }
   int64_t mesh_group() const { return mesh_group_; }
@@ -79,11 +84,13 @@ class Collective : public Runnable, public std::enable_shared_from_this<Collecti
   void MoveInline(int last_rank);
   void MoveInParallel(int64_t traffic_nbytes, int last_rank);
   void PrepareOutputs();
-  // `rank_here`: the rank whose handler is on the stack, or -1 on a helper. Its own completion needs
-  // no thread: XLA has not seen the future yet, so that setting it runs nothing.
+  // `rank_here`: the rank whose handler is on the stack, or -1 on a helper. Its own completion
+  // needs no thread: XLA has not seen the future yet, so that setting it runs nothing.
   void TakePieces(int rank_here);
   void Finish(int rank_here);
-  void CompleteRank(int rank);
+  void Complete(int rank);
+  // Complete, and tells the policy what the rest of the rank's program did.
+  void CompleteTimed(int rank);
   std::string TimeoutMessage(int64_t num_mesh_groups) const;
 
   const std::shared_ptr<const Description> d_;

@@ -12,9 +12,9 @@ const char* At(const void* p, int64_t offset) { return static_cast<const char*>(
 char* At(void* p, int64_t offset) { return static_cast<char*>(p) + offset; }
 
 Failure Malformed(const Description& d, const std::string& what) {
-  return {FailureCode::kInvalidArgument,
-          d.Where() + ": the custom call's attributes do not fit together: " + what +
-              ". Programs must be compiled with the jcoll version that runs them."};
+  return {
+      FailureCode::kInvalidArgument,
+      d.Where() + ": the custom call's attributes do not fit together: " + what + "." + kRecompile};
 }
 
 std::optional<Failure> ValidateGroups(const Description& d) {
@@ -23,9 +23,12 @@ std::optional<Failure> ValidateGroups(const Description& d) {
   if (!d.group_of.empty() && static_cast<int>(d.group_of.size()) != d.axis_size) {
     return Malformed(d, "group_of does not cover the axis");
   }
-  const int64_t num_devices = static_cast<int64_t>(d.position_of.size());
-  for (int64_t position : d.position_of) {
-    if (position < 0 || position >= num_devices) return Malformed(d, "a position is out of range");
+  std::vector<int64_t> positions = d.position_of;
+  std::sort(positions.begin(), positions.end());
+  for (size_t i = 0; i < positions.size(); ++i) {
+    if (positions[i] != static_cast<int64_t>(i)) {
+      return Malformed(d, "position_of is no permutation");
+    }
   }
   std::set<std::pair<int64_t, int64_t>> taken;
   for (size_t i = 0; i < d.group_of.size(); ++i) {

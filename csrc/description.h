@@ -14,6 +14,10 @@
 
 namespace jcoll {
 
+// The end of every error that a foreign or damaged program causes.
+constexpr char kRecompile[] =
+    "\n  Programs must be compiled with the jcoll version that runs them.";
+
 // How the outputs follow from the inputs.
 enum class Motion {
   kBlocks,        // Dense: Description::source_map says where each output block comes from.
@@ -60,6 +64,9 @@ struct Description {
     return motion == Motion::kBlocks ? 1 : motion == Motion::kRagged ? 6 : 2;
   }
   int num_outputs() const { return motion == Motion::kVariable ? 3 : 1; }
+  int64_t input_nbytes() const {
+    return motion == Motion::kBlocks ? in_blocks * block_nbytes : in_rows * row_nbytes;
+  }
   int64_t output_nbytes() const {
     return motion == Motion::kBlocks ? out_blocks * block_nbytes : out_rows * row_nbytes;
   }

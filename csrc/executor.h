@@ -4,9 +4,10 @@
 // Why completions need a pool. Setting a promise runs the rank's program inline up to its next
 // pending future. That may be long (a matmul) and may even block (lax's own in-process collectives
 // hold a thread until every device has arrived). So
-//   1. an FFI handler never sets other ranks' promises: the rank whose handler is on the stack could
-//      be the one that a blocked continuation waits for. Handlers only Push. (Its own promise it may
-//      set: XLA attaches the continuation after the handler has returned);
+//   1. an FFI handler never sets other ranks' promises: the rank whose handler is on the stack
+//   could
+//      be the one that a blocked continuation waits for. Handlers only Push. (Its own promise it
+//      may set: XLA attaches the continuation after the handler has returned);
 //   2. a worker that is running completions may block for good unless the others in the queue are
 //      taken up. The monitor sees a queue that does not move and wakes or starts more workers, so
 //      in the end every completion has a thread of its own, which is what XLA itself would use.

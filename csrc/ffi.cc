@@ -5,6 +5,7 @@
 //   attributes: the fields of Description, by name; parsed once, at instantiation
 #include "ffi.h"
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,6 +24,8 @@ struct SiteState {
   static ffi::TypeId id;
   explicit SiteState(Description d) : site(std::move(d)) {}
   Site site;
+  // The shapes of an instruction's buffers are fixed: they are compared with the attributes once.
+  std::atomic<bool> sizes_are_checked{false};
 };
 ffi::TypeId SiteState::id = {};
 
@@ -54,6 +57,7 @@ class Attributes {
     int64_t wide = 0;
     Get<int64_t>(name, &wide);
     *out = static_cast<int>(wide);
+    if (*out != wide) MarkBad(name);
   }
   void Read(std::string_view name, bool* out) {
     int64_t wide = 0;
@@ -139,11 +143,9 @@ ffi::ErrorOr<std::unique_ptr<SiteState>> Instantiate(ffi::Dictionary dictionary)
     attrs.Read("drop_overflow", &d.drop_overflow);
   }
   if (!attrs.bad().empty()) {
-    return ffi::Unexpected(ffi::Error(
-        ffi::ErrorCode::kInvalidArgument,
-        "jcoll: the custom call's attribute '" + attrs.bad() +
-            "' is missing or malformed. Programs must be compiled with the jcoll version that "
-            "runs them."));
+    return ffi::Unexpected(ffi::Error(ffi::ErrorCode::kInvalidArgument,
+                                      "jcoll: the custom call's attribute '" + attrs.bad() +
+                                          "' is missing or malformed." + kRecompile));
   }
   if (auto failure = d.Validate()) {
     return ffi::Unexpected(
@@ -200,6 +202,22 @@ struct SetFuture {
 
 void* Data(void* buffer) { return static_cast<XLA_FFI_Buffer*>(buffer)->data; }
 
+int64_t NumBytes(void* buffer) {
+  const auto* b = static_cast<XLA_FFI_Buffer*>(buffer);
+  int64_t nbytes = static_cast<int64_t>(ffi::ByteWidth(static_cast<ffi::DataType>(b->dtype)));
+  for (int64_t i = 0; i < b->rank; ++i) nbytes *= b->dims[i];
+  return nbytes;
+}
+
+std::optional<Failure> CheckSizes(const XLA_FFI_CallFrame& frame, const Description& d) {
+  const int64_t in = NumBytes(frame.args.args[1]), out = NumBytes(frame.rets.rets[0]);
+  if (in == d.input_nbytes() && out == d.output_nbytes()) return std::nullopt;
+  return Failure{FailureCode::kInvalidArgument,
+                 d.Where() + ": buffers of " + std::to_string(in) + " and " + std::to_string(out) +
+                     " bytes, but the attributes describe " + std::to_string(d.input_nbytes()) +
+                     " and " + std::to_string(d.output_nbytes()) + "." + kRecompile};
+}
+
 // The pointers of a call, and the position of its rank.
 std::optional<Failure> ReadOperands(const XLA_FFI_CallFrame& frame, const Description& d,
                                     RankBuffers* buffers, int64_t* position) {
@@ -229,11 +247,16 @@ XLA_FFI_Error* Execute(XLA_FFI_CallFrame* frame) {
   run.ctx = frame->ctx;
   if (XLA_FFI_Error* error = api->XLA_FFI_RunId_Get(&run)) return error;
 
-  Site& site = static_cast<SiteState*>(state.state)->site;
+  auto* site_state = static_cast<SiteState*>(state.state);
+  Site& site = site_state->site;
   RankBuffers buffers;
   int64_t position = 0;
   if (auto failure = ReadOperands(*frame, site.description(), &buffers, &position)) {
     return NewError(api, *failure);
+  }
+  if (!site_state->sizes_are_checked.load(std::memory_order_relaxed)) {
+    if (auto failure = CheckSizes(*frame, site.description())) return NewError(api, *failure);
+    site_state->sizes_are_checked.store(true, std::memory_order_relaxed);
   }
   auto future = MakeArgs<XLA_FFI_Future_Create_Args>(XLA_FFI_Future_Create_Args_STRUCT_SIZE);
   if (XLA_FFI_Error* error = api->XLA_FFI_Future_Create(&future)) return error;
@@ -263,10 +286,16 @@ XLA_FFI_Error* ExecuteStage(XLA_FFI_CallFrame* frame) {
 // types).
 XLA_FFI_Error* InstantiateStage(XLA_FFI_CallFrame* frame) {
   static const ffi::TypeInfo type_info = ffi::MakeTypeInfo<SiteState>();
-  static XLA_FFI_Error* const error =
-      ffi::Ffi::RegisterTypeId(frame->api, "jcoll.SiteState", &SiteState::id, &type_info);
-  if (error != nullptr) return error;
-  return kInstantiate(frame);
+  static const bool is_registered = [frame] {
+    XLA_FFI_Error* error =
+        ffi::Ffi::RegisterTypeId(frame->api, "jcoll.SiteState", &SiteState::id, &type_info);
+    Ignore(frame->api, error);
+    return error == nullptr;
+  }();
+  if (is_registered) return kInstantiate(frame);
+  return NewError(frame->api, {FailureCode::kInternal,
+                               "jcoll: XLA refuses the type jcoll.SiteState: another copy of the "
+                               "native library is loaded in this process. Load only one."});
 }
 
 }  // namespace

@@ -41,16 +41,6 @@ void CopyTo(const void* src, void* const* dsts, int num_dsts, int64_t nbytes, bo
   if (stream) CurrentKernels().stream_fence();
 }
 
-void CopyRows(const void* src, int64_t src_stride, void* dst, int64_t dst_stride, int64_t num_rows,
-              int64_t row_bytes, bool stream) {
-  const char* from = static_cast<const char*>(src);
-  char* to = static_cast<char*>(dst);
-  for (int64_t r = 0; r < num_rows; ++r) {
-    Copy(to + r * dst_stride, from + r * src_stride, row_bytes, stream);
-  }
-  if (stream) CurrentKernels().stream_fence();
-}
-
 void Zero(void* dst, int64_t nbytes, bool stream) {
   if (!stream) {
     if (nbytes > 0) std::memset(dst, 0, static_cast<size_t>(nbytes));

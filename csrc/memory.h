@@ -23,14 +23,10 @@ constexpr int64_t kStreamThresholdBytes = 16 << 20;
 // `stream`: as in Reduce.
 void CopyTo(const void* src, void* const* dsts, int num_dsts, int64_t nbytes, bool stream);
 
-// Copies `num_rows` rows of row_bytes each; rows start src_stride and dst_stride bytes apart.
-void CopyRows(const void* src, int64_t src_stride, void* dst, int64_t dst_stride, int64_t num_rows,
-              int64_t row_bytes, bool stream);
-
 void Zero(void* dst, int64_t nbytes, bool stream);
 
-// Whether nothing has been written to [p, p + nbytes) since the kernel gave it to the process, as far
-// as its last page tells. Only Linux, elsewhere false; a system call of about 1 us.
+// Whether nothing has been written to [p, p + nbytes) since the kernel gave it to the process, as
+// far as its last page tells. Only Linux, elsewhere false; a system call of about 1 us.
 bool LooksFresh(void* p, int64_t nbytes);
 
 // Asks for 2 MiB pages in the part of [p, p + nbytes) that can have them. Call it before the first

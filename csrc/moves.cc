@@ -45,12 +45,6 @@ int64_t MoveList::traffic_nbytes() const {
   return total;
 }
 
-int64_t MoveList::written_nbytes() const {
-  int64_t total = 0;
-  for (const Move& m : moves_) total += m.nbytes * m.num_dsts;
-  return total;
-}
-
 std::vector<MoveList::Piece> MoveList::Cut(int64_t piece_traffic_nbytes) const {
   // A multiple of the page size: pieces then begin on an element and, if the buffers are aligned,
   // no two threads share a page or a cache line.

@@ -6,11 +6,8 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <vector>
 
-#include "dtype.h"
-#include "failure.h"
 #include "reduce.h"
 
 namespace jcoll {
@@ -46,7 +43,6 @@ class MoveList {
 
   // Bytes read plus bytes written by all moves.
   int64_t traffic_nbytes() const;
-  int64_t written_nbytes() const;
   // Cuts the moves so that a piece causes about `piece_traffic_nbytes` of traffic.
   std::vector<Piece> Cut(int64_t piece_traffic_nbytes) const;
   Piece Whole(int move) const { return {move, 0, moves_[move].nbytes}; }

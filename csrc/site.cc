@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
 #include <set>
 
 namespace jcoll {
@@ -39,15 +40,19 @@ Registry& GetRegistry() {
 }
 
 bool ExpireAll(Executor::Clock::time_point now) {
-  std::vector<Task> tasks;
+  Site::Expired expired;
   bool any_open = false;
   {
     Registry& registry = GetRegistry();
     std::lock_guard<std::mutex> lock(registry.mu);
-    for (Site* site : registry.sites) any_open |= site->ExpireOverdue(now, &tasks);
+    for (Site* site : registry.sites) any_open |= site->ExpireOverdue(now, &expired);
   }
-  // Without the lock: a continuation may destroy an executable and so a site.
-  Executor::Get().Push(std::move(tasks), Executor::Wake::kAll);
+  // Without the lock: a full pipe may hold the writer up, and a continuation may destroy an
+  // executable and so a site. The text goes to stderr as well because the missing rank may yet
+  // enter a collective of XLA's own, which the failed ranks will not reach: XLA then ends the
+  // process before the exception is seen.
+  for (const std::string& text : expired.texts) std::fprintf(stderr, "%s\n", text.c_str());
+  Executor::Get().Push(std::move(expired.tasks), Executor::Wake::kAll);
   return any_open;
 }
 
@@ -95,7 +100,7 @@ void Site::Arrive(int64_t run_id, int64_t position, const RankBuffers& buffers,
     if (all_arrived) RemoveLocked(collective.get());
   }
   if (failed) {
-    Executor::Get().Push({{collective, rank}}, Executor::Wake::kLazy);
+    Executor::Get().Push({collective->CompletionOf(rank)}, Executor::Wake::kLazy);
   } else if (all_arrived) {
     collective->Start(rank);
   } else {
@@ -142,12 +147,15 @@ void Site::RemoveLocked(const Collective* collective) {
   }
 }
 
-bool Site::ExpireOverdue(Executor::Clock::time_point now, std::vector<Task>* tasks) {
+bool Site::ExpireOverdue(Executor::Clock::time_point now, Expired* expired) {
   std::lock_guard<std::mutex> lock(mu_);
   auto overdue = std::stable_partition(
       open_.begin(), open_.end(), [now](const Entry& e) { return !e.collective->IsExpired(now); });
   for (auto e = overdue; e != open_.end(); ++e) {
-    for (Task& task : e->collective->Expire(num_mesh_groups_)) tasks->push_back(std::move(task));
+    for (Task& task : e->collective->Expire(num_mesh_groups_)) {
+      expired->tasks.push_back(std::move(task));
+    }
+    expired->texts.push_back(e->collective->failure()->message);
     failed_.push_back(std::move(*e));
     if (failed_.size() > kMaxFailed) failed_.pop_front();
   }

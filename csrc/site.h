@@ -12,6 +12,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "collective.h"
@@ -29,12 +30,16 @@ class Site {
   const Description& description() const { return *description_; }
 
   // A rank has come. `position` is group * axis_size + index on the collective's axes, where group
-  // counts the other axes of the mesh. `completion` is called once, by the executor.
+  // counts the other axes of the mesh. For `completion` see Completion.
   void Arrive(int64_t run_id, int64_t position, const RankBuffers& buffers, Completion completion);
 
-  // Fails what is over its deadline and appends the completions that are to be pushed. Returns true
-  // while anything is open.
-  bool ExpireOverdue(Executor::Clock::time_point now, std::vector<Task>* tasks);
+  // What deadlines have ended: completions that are to be pushed, and the errors' texts.
+  struct Expired {
+    std::vector<Task> tasks;
+    std::vector<std::string> texts;
+  };
+  // Fails what is over its deadline. Returns true while anything is open.
+  bool ExpireOverdue(Executor::Clock::time_point now, Expired* expired);
 
   // Failed collectives that are remembered for the late arrival of their missing ranks.
   static constexpr size_t kMaxFailed = 64;

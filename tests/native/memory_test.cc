@@ -85,25 +85,6 @@ TEST(CopyToSeveral) {
   });
 }
 
-TEST(CopyRowsBetweenStrides) {
-  constexpr int64_t kRows = 5, kSrcStride = 211, kDstStride = 199;
-  ForEachIsaAndMode([](bool stream) {
-    for (int64_t row_bytes : {0, 1, 64, 130, 199}) {
-      Buffer src(kRows * kSrcStride, 3), dst(kRows * kDstStride, 1);
-      src.FillWithIndices();
-      CopyRows(src.data(), kSrcStride, dst.data(), kDstStride, kRows, row_bytes, stream);
-      int64_t wrong = 0;
-      for (int64_t i = 0; i < kRows * kDstStride; ++i) {
-        const int64_t row = i / kDstStride, column = i % kDstStride;
-        const bool copied = column < row_bytes;
-        wrong += dst.data()[i] != (copied ? src.data()[row * kSrcStride + column] : kUntouched);
-      }
-      EXPECT_EQ(wrong, 0);
-      EXPECT(src.HoldsIndices());
-    }
-  });
-}
-
 TEST(ZeroFill) {
   ForEachIsaAndMode([](bool stream) {
     for (int64_t nbytes : kSizes) {

@@ -119,9 +119,9 @@ class Outcome {
   std::vector<End> ends_;
 };
 
-// Arrives as XLA does. The rest of the rank's program is attached to its future when the handler has
-// returned: true if the collective is complete by then, and the caller goes on; else `rest` will run
-// on the thread that completes it.
+// Arrives as XLA does. The rest of the rank's program is attached to its future when the handler
+// has returned: true if the collective is complete by then, and the caller goes on; else `rest`
+// will run on the thread that completes it.
 inline bool ArriveOrThen(jcoll::Site* site, int64_t run_id, int64_t position,
                          const jcoll::RankBuffers& buffers, std::function<void()> rest) {
   auto is_second = std::make_shared<std::atomic<bool>>(false);

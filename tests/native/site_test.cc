@@ -156,8 +156,8 @@ TEST(EveryOpAtEverySize) {
   }
 }
 
-// Beyond 256 KiB of traffic the work is cut up and shared with the pool; beyond 4 MiB of writes it
-// bypasses the cache.
+// Beyond 256 KiB of traffic the work is cut up and shared with the pool; beyond 16 MiB it bypasses
+// the cache.
 TEST(EveryOpInParallel) {
   Watchdog watchdog;
   for (const Op& op : kOps) {
@@ -165,7 +165,7 @@ TEST(EveryOpInParallel) {
     ExpectMeaning(op, 3, 200003);
   }
   ExpectMeaning(kOps[0], 4, 1 << 19);
-  ExpectMeaning(kOps[3], 5, 60001);
+  ExpectMeaning(kOps[3], 5, 100001);
 }
 
 TEST(EveryOpOnMisalignedPointers) {
