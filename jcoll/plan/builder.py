@@ -159,7 +159,7 @@ class Builder:
 
     def _check(self, src: Array, dst: Array, chunks: tuple[Array, ...], count: Array) -> None:
         for name, ranks in (("src", src), ("dst", dst)):
-            if np.any((ranks < 0) | (ranks >= self.num_ranks)):
+            if ranks.size and (ranks.min() < 0 or ranks.max() >= self.num_ranks):
                 bad = int(ranks[(ranks < 0) | (ranks >= self.num_ranks)][0])
                 raise PlanError(
                     f"{self.algorithm} {self.op}: {name}={bad} is not a rank of {self.num_ranks}."
@@ -183,11 +183,14 @@ class Builder:
         self, local: Array, rank: Array, to: Array, into: Array, count: Array
     ) -> Array:
         """A local REDUCE has two operands, not three: brings the first one to where the result goes."""
+        if not local.any():
+            return to
         where = self._where[rank, to]
         move = local & ((to != into) | (where == Buffer.INPUT))
-        if move.any():
-            r, n = rank[move], count[move]
-            self._append(r, r, to[move], into[move], into[move], n, reduce=False)
+        if not move.any():
+            return to
+        r, n = rank[move], count[move]
+        self._append(r, r, to[move], into[move], into[move], n, reduce=False)
         return np.where(move, into, to)
 
     def _span(self, rank: Array, chunk: Array, count: Array) -> Array:
@@ -251,31 +254,40 @@ class Builder:
     def _location(self, rank: Array, chunk: Array) -> tuple[Array, Array]:
         """(buffer, chunk in it) where work chunks are now."""
         where = self._where[rank, chunk]
-        if np.any(where == _NOWHERE):
-            i = int(np.flatnonzero(where == _NOWHERE)[0])
+        if where.size and where.max() == _NOWHERE:
+            i = int(np.argmax(where))
             raise PlanError(
                 f"{self.algorithm} {self.op}: work chunk {chunk[i]} of rank {rank[i]} is read, but "
                 "nothing has been written to it."
             )
-        in_chunk = self._place(self.spec.input_block, rank, chunk)
-        out_chunk = self._place(self.spec.output_block, rank, chunk)
-        index = np.where(where == Buffer.INPUT, in_chunk, out_chunk)
-        return where.astype(np.int64), np.where(where == Buffer.SCRATCH, chunk, index)
+        index = chunk.copy()
+        maps = ((Buffer.INPUT, self.spec.input_block), (Buffer.OUTPUT, self.spec.output_block))
+        for buffer, block_map in maps:
+            some = np.flatnonzero(where == buffer)
+            if some.size:
+                index[some] = self._place(block_map, rank[some], chunk[some])
+        return where.astype(np.int64), index
 
     def _home(self, rank: Array, chunk: Array, count: Array) -> tuple[Array, Array]:
         """(buffer, chunk in it) where work chunks are written: OUTPUT if the op returns all of them."""
         first = self._place(self.spec.output_block, rank, chunk)
-        last = self._place(self.spec.output_block, rank, chunk + count - 1)
-        is_output = (first != NONE) & (last == first + count - 1)
+        is_output = first != NONE
+        if count.max() > 1:
+            last = self._place(self.spec.output_block, rank, chunk + count - 1)
+            is_output &= last == first + count - 1
         buffer = np.where(is_output, int(Buffer.OUTPUT), int(Buffer.SCRATCH))
         return buffer, np.where(is_output, first, chunk)
 
     def _place(self, block_map: Any, rank: Array, chunk: Array) -> Array:
         """The chunk of a buffer for a work chunk, by a map of blocks; NONE where there is none."""
-        block, part = np.divmod(chunk, self.chunks_per_block)
-        inside = chunk < self.num_chunks
-        mapped = block_map(rank, np.where(inside, block, 0), self.num_ranks, self.root)
-        return np.where(inside & (mapped != NONE), mapped * self.chunks_per_block + part, NONE)
+        block = chunk // self.chunks_per_block  # Much faster than np.divmod.
+        part = chunk - block * self.chunks_per_block
+        outside = chunk >= self.num_chunks
+        block[outside] = 0
+        mapped = block_map(rank, block, self.num_ranks, self.root)
+        place = mapped * self.chunks_per_block + part
+        place[outside | (mapped == NONE)] = NONE
+        return place
 
 
 def _steps(batches: list[Batch]) -> Array:
