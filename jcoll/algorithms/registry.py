@@ -32,8 +32,8 @@ class Algorithm:
 
     chunks: pieces that every block is divided into (default 1).
     rounds: messages that follow one another, if all else is free; None: no closed formula.
-    sent: bytes on the wire of the busiest rank, in units of M (gpu convention: all_reduce, broadcast,
-        reduce: the array; else the whole array, num_ranks blocks); None: no closed formula.
+    sent: bytes on the wire of the busiest rank, in units of M (all_reduce, broadcast, reduce: the
+        array; else the whole array of num_ranks blocks); None: no closed formula.
     unsupported: why it cannot serve this number of ranks, or None.
     """
 
@@ -85,12 +85,17 @@ def algorithm(
         if old and _origin(old.build) != _origin(build):
             problem = f"the name is taken by {'.'.join(_origin(old.build))}."
             raise ValueError(errors.text(where, problem, "Choose another name."))
-        per_block = chunks if callable(chunks) else lambda _: chunks
-        _ALGORITHMS[op, name] = Algorithm(name, op, build, per_block, rounds, sent, unsupported)
+        _ALGORITHMS[op, name] = Algorithm(
+            name, op, build, _constant(chunks), rounds, sent, unsupported
+        )
         plan_for.cache_clear()
         return build
 
     return register
+
+
+def _constant(value: Callable[[int], int] | int) -> Callable[[int], int]:
+    return value if callable(value) else lambda num_ranks: value
 
 
 def _origin(build: BuildFn) -> tuple[str, str]:

@@ -1,8 +1,8 @@
 """Ring: every rank talks to its two neighbours only.
 
 reduce_scatter. Chunk c starts its way at rank c + 1 and travels once around, r -> r + 1, gathering
-each rank's contribution; after n - 1 rounds it arrives, complete, at rank c. In round k (1 to n - 1)
-rank r sends chunk r - k, the one it has just received and added to.
+each rank's contribution; after n - 1 rounds it arrives, complete, at rank c. In round k (1 to
+n - 1) rank r sends chunk r - k, the one it has just received and added to.
 all_gather. The finished chunks travel around once more: in round k rank r sends chunk r - k + 1.
 all_reduce. One after the other, on a block that is cut into n chunks.
 

@@ -5,17 +5,19 @@
         for k in range(1, n):
             p.send(r, (r + 1) % n, chunk=(r - k) % n, reduce=True)
 
-An algorithm thinks in *work chunks*: the chunks of the op's work blocks (ops.py), which begin as the
-rank's input where the op says so, then `scratch` chunks of its own. It sends a work chunk of one rank
-to the same (or, with `to`, another) work chunk of another rank, for many pairs of ranks at once: all
-arguments may be arrays. The builder knows where each work chunk lives: in INPUT until it is first
-written, then in OUTPUT if the op returns it, else in SCRATCH. So algorithms read as if in place, yet
-no input is copied that need not be; what is still to be brought to OUTPUT at the end, `finish` copies.
+An algorithm thinks in *work chunks*: the chunks of the op's work blocks (ops.py), which begin as
+the rank's input where the op says so, then `scratch` chunks of its own. It sends a work chunk of
+one rank to the same (or, with `to`, another) work chunk of another rank, for many pairs of ranks at
+once: all arguments may be arrays. The builder knows where each work chunk lives: in INPUT until it
+is first written, then in OUTPUT if the op returns it, else in SCRATCH. So algorithms read as if in
+place, yet no input is copied that need not be; what is still to be brought to OUTPUT at the end,
+`finish` copies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +37,8 @@ class Batch:
     """Transfers that may all happen at once: element i of every array is one.
 
     No rank sends twice or receives twice. A transfer with src == dst is a local step. The result is
-    dst's `dst_*`; with `reduce`, it is the reduction of dst's `acc_*` and what arrives.
+    dst's `dst_*`; with `reduce`, it is the reduction of dst's `acc_*` and what arrives. `together`: in
+    one round with the batch before it, i.e. sent before anything of that round is waited for.
     """
 
     src: Array
@@ -48,13 +51,14 @@ class Batch:
     dst_chunk: Array
     count: Array
     reduce: bool
+    together: bool = False
 
 
 class Builder:
     """Collects the batches of one plan.
 
-    `on_batch` receives every batch as soon as it exists, so that a plan too large to keep (a ring of
-    4,096 ranks has 67 million steps) can be simulated; None keeps them for `finish`.
+    `on_batch` receives every batch as soon as it exists, so that a plan too large to keep (a ring
+    of 4,096 ranks has 67 million steps) can be simulated; None keeps them for `finish`.
     """
 
     def __init__(
@@ -75,6 +79,7 @@ class Builder:
         self.num_chunks = self.spec.work_blocks(num_ranks) * chunks_per_block
         self._batches: list[Batch] = []
         self._emit = on_batch or self._batches.append
+        self._round_pairs: Array | None = None  # Within at_once: what has been sent, src * n + dst.
         blocks = np.arange(self.num_chunks) // chunks_per_block
         inputs = self.spec.input_block(self.ranks[:, None], blocks[None, :], num_ranks, root)
         self._where = np.where(inputs == NONE, _NOWHERE, Buffer.INPUT).astype(np.uint8)
@@ -104,8 +109,9 @@ class Builder:
         """Rank src sends `count` work chunks from `chunk` on to work chunk `to` of rank dst.
 
         src, dst: ranks, each at most once; src == dst copies or reduces within the rank.
-        to: the work chunk that receives (default: `chunk`). reduce: what arrives is reduced with what
-            is there; `into` then names another work chunk for the result (default: `to`).
+        to: the work chunk that receives (default: `chunk`).
+        reduce: what arrives is reduced with what is there; `into` then names another work chunk for
+            the result (default: `to`).
         Sends of one call read what was there before the call.
         """
         to = chunk if to is None else to
@@ -124,6 +130,36 @@ class Builder:
     def copy(self, rank: Ints, chunk: Ints, to: Ints, *, count: Ints = 1) -> None:
         """Copies work chunks within a rank."""
         self.send(rank, rank, chunk, to=to, count=count)
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """One round of several send() calls: every rank sends all of its messages, then receives.
+
+        Without it, what a rank sends in a later call waits for what it receives in an earlier one.
+        Within it all calls must send what was there before, to other ranks, and once to each: a second
+        message to a peer waits until the first is taken, which the peer, sending too, has not come to.
+        """
+        self._round_pairs = np.zeros(0, np.int64)
+        try:
+            yield
+        finally:
+            self._round_pairs = None
+
+    def _joins_round(self, src: Array, dst: Array) -> bool:
+        """Whether the next batch belongs to the round of the last one."""
+        if self._round_pairs is None:
+            return False
+        joins, pairs = self._round_pairs.size > 0, src * self.num_ranks + dst
+        twice = np.isin(pairs, self._round_pairs) | (src == dst)
+        if twice.any():
+            i = int(np.argmax(twice))
+            problem = "a local step" if src[i] == dst[i] else f"a second message to rank {dst[i]}"
+            raise PlanError(
+                f"{self.algorithm} {self.op}: {problem} of rank {src[i]} within one at_once().\n"
+                "  Put it before or after."
+            )
+        self._round_pairs = np.concatenate([self._round_pairs, pairs])
+        return joins
 
     def finish(self) -> Plan:
         """Copies to OUTPUT what is not there yet, and returns the plan."""
@@ -175,14 +211,14 @@ class Builder:
             if np.any((count < 1) | (chunk < 0) | (chunk + count > limit)):
                 i = int(np.flatnonzero((count < 1) | (chunk < 0) | (chunk + count > limit))[0])
                 raise PlanError(
-                    f"{self.algorithm} {self.op}: {count[i]} chunks from {chunk[i]} on, sent by rank "
-                    f"{src[i]} to {dst[i]}, are not all among the work chunks 0 to {limit - 1}."
+                    f"{self.algorithm} {self.op}: {count[i]} chunks from {chunk[i]} on, sent by "
+                    f"rank {src[i]} to {dst[i]}, are not all among the work chunks 0 to {limit - 1}."
                 )
 
     def _place_operands(
         self, local: Array, rank: Array, to: Array, into: Array, count: Array
     ) -> Array:
-        """A local REDUCE has two operands, not three: brings the first one to where the result goes."""
+        """A local REDUCE has two operands, not three: brings the first to where the result goes."""
         if not local.any():
             return to
         where = self._where[rank, to]
@@ -233,6 +269,8 @@ class Builder:
         src_buffer, src_chunk = self._location(src, chunk)
         acc_buffer, acc_chunk = self._location(dst, to) if reduce else (src * 0, src * 0)
         dst_buffer, dst_chunk = self._home(dst, into, count)
+        if not src.size:
+            return
         self._emit(
             Batch(
                 src,
@@ -245,6 +283,7 @@ class Builder:
                 dst_chunk,
                 count,
                 reduce,
+                self._joins_round(src, dst),
             )
         )
         for k in range(int(count.max())):
@@ -269,7 +308,7 @@ class Builder:
         return where.astype(np.int64), index
 
     def _home(self, rank: Array, chunk: Array, count: Array) -> tuple[Array, Array]:
-        """(buffer, chunk in it) where work chunks are written: OUTPUT if the op returns all of them."""
+        """(buffer, chunk in it) where work chunks are written: OUTPUT if the op returns them all."""
         first = self._place(self.spec.output_block, rank, chunk)
         is_output = first != NONE
         if count.max() > 1:
@@ -291,9 +330,11 @@ class Builder:
 
 
 def _steps(batches: list[Batch]) -> Array:
-    """The steps of all ranks. Within a batch sends come before receives."""
+    """The steps of all ranks. Within a round sends come before receives."""
     rows, orders = [], []
-    for i, b in enumerate(batches):
+    i = 0
+    for b in batches:
+        i += not b.together
         local, zero = b.src == b.dst, np.zeros_like(b.src)
         away = ~local
         no_peer = np.full_like(b.src, NO_PEER)
