@@ -1,6 +1,10 @@
 """How: one file per family of algorithms. Importing this package fills the catalogue. No jax."""
 
+from jcoll.algorithms import binomial as binomial
+from jcoll.algorithms import bruck as bruck
+from jcoll.algorithms import butterfly as butterfly
+from jcoll.algorithms import direct as direct
+from jcoll.algorithms import halving_doubling as halving_doubling
+from jcoll.algorithms import pairwise as pairwise
 from jcoll.algorithms import ring as ring
-from jcoll.algorithms.registry import algorithm
-
-__all__ = ["algorithm"]
+from jcoll.algorithms.registry import algorithm as algorithm

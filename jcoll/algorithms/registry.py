@@ -35,6 +35,8 @@ class Algorithm:
     sent: bytes on the wire of the busiest rank, in units of M (all_reduce, broadcast, reduce: the
         array; else the whole array of num_ranks blocks); None: no closed formula.
     unsupported: why it cannot serve this number of ranks, or None.
+    ragged: it sends whole blocks from where they are to where they belong, so that an executor may
+        give every block a size of its own, known only at run time.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Algorithm:
     rounds: Callable[[int], float] | None = None
     sent: Callable[[int], float] | None = None
     unsupported: Callable[[int], str | None] | None = None
+    ragged: bool = False
 
     @property
     def doc(self) -> str:
@@ -67,31 +70,45 @@ def algorithm(
     rounds: Callable[[int], float] | None = None,
     sent: Callable[[int], float] | None = None,
     unsupported: Callable[[int], str | None] | None = None,
+    ragged: bool = False,
 ) -> Callable[[BuildFn], BuildFn]:
     """Registers a function that builds plans; returns it unchanged. See Algorithm for the fields.
 
     Raises ValueError for an op that has no plans and for a name that is taken.
     """
-    where = f"algorithm({name!r}, op={op!r})"
+    _check_names(name, op)
+
+    def decorate(build: BuildFn) -> BuildFn:
+        per_block = _constant(chunks)
+        register(Algorithm(name, op, build, per_block, rounds, sent, unsupported, ragged))
+        return build
+
+    return decorate
+
+
+def register(a: Algorithm) -> None:
+    """What @algorithm does, for an Algorithm that exists already."""
+    _check_names(a.name, a.op)
+    old = _ALGORITHMS.get((a.op, a.name))
+    if old and _origin(old.build) != _origin(a.build):
+        problem = f"the name is taken by {'.'.join(_origin(old.build))}."
+        raise ValueError(errors.text(_where(a.name, a.op), problem, "Choose another name."))
+    _ALGORITHMS[a.op, a.name] = a
+    plan_for.cache_clear()
+
+
+def _check_names(name: str, op: str) -> None:
     if op not in OPS:
-        raise ValueError(errors.text(where, "there is no such op.", f"One of {', '.join(OPS)}."))
+        fix = f"One of {', '.join(OPS)}."
+        raise ValueError(errors.text(_where(name, op), "there is no such op.", fix))
     if name in RESERVED or not name.isidentifier():
         problem = f"the name {name!r} cannot be used."
         fix = f"A Python identifier other than {', '.join(RESERVED)}."
-        raise ValueError(errors.text(where, problem, fix))
+        raise ValueError(errors.text(_where(name, op), problem, fix))
 
-    def register(build: BuildFn) -> BuildFn:
-        old = _ALGORITHMS.get((op, name))
-        if old and _origin(old.build) != _origin(build):
-            problem = f"the name is taken by {'.'.join(_origin(old.build))}."
-            raise ValueError(errors.text(where, problem, "Choose another name."))
-        _ALGORITHMS[op, name] = Algorithm(
-            name, op, build, _constant(chunks), rounds, sent, unsupported
-        )
-        plan_for.cache_clear()
-        return build
 
-    return register
+def _where(name: str, op: str) -> str:
+    return f"algorithm({name!r}, op={op!r})"
 
 
 def _constant(value: Callable[[int], int] | int) -> Callable[[int], int]:

@@ -108,7 +108,7 @@ class Builder:
     ) -> None:
         """Rank src sends `count` work chunks from `chunk` on to work chunk `to` of rank dst.
 
-        src, dst: ranks, each at most once; src == dst copies or reduces within the rank.
+        src, dst: ranks, each at most once, or none; src == dst copies or reduces within the rank.
         to: the work chunk that receives (default: `chunk`).
         reduce: what arrives is reduced with what is there; `into` then names another work chunk for
             the result (default: `to`).
@@ -118,6 +118,8 @@ class Builder:
         into = to if into is None else into
         arrays = np.broadcast_arrays(*map(np.atleast_1d, (src, dst, chunk, to, into, count)))
         src_, dst_, chunk_, to_, into_, count_ = (a.astype(np.int64) for a in arrays)
+        if not src_.size:
+            return
         self._check(src_, dst_, (chunk_, to_, into_), count_)
         if self.num_ranks == 1 and not np.any(chunk_ != into_):
             return
@@ -269,8 +271,6 @@ class Builder:
         src_buffer, src_chunk = self._location(src, chunk)
         acc_buffer, acc_chunk = self._location(dst, to) if reduce else (src * 0, src * 0)
         dst_buffer, dst_chunk = self._home(dst, into, count)
-        if not src.size:
-            return
         self._emit(
             Batch(
                 src,
