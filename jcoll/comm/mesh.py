@@ -42,7 +42,7 @@ class Call:
 
     @property
     def axis_text(self) -> str:
-        return repr(self.axes[0]) if len(self.axes) == 1 else repr(self.axes)
+        return _axis_text(self.axes)
 
     @property
     def lax_args(self) -> dict[str, Any]:
@@ -65,11 +65,12 @@ def make_call(
 ) -> Call:
     """Checks and gathers the arguments that all ops share. Raises errors of the four-part form."""
     axes = _axes(op, axis_name)
-    where = f"{op} over axis {axis_name!r}"
+    where = f"{op} over axis {_axis_text(axes)}"
     size = 1
     for axis in axes:
         size *= _axis_size(op, axis)
     groups = make_groups(where, size, axis_index_groups, need_uniform=need_uniform)
+    refuse_traced(where, algorithm=algorithm, timeout_s=timeout_s)
     if algorithm not in ALGORITHMS:
         problem = f"algorithm={algorithm!r} is unknown."
         raise ValueError(errors.text(where, problem, f"Choose one of {', '.join(ALGORITHMS)}."))
@@ -85,15 +86,31 @@ def _is_duration(x: Any) -> bool:
     return isinstance(x, numbers.Real) and not isinstance(x, bool) and 0 < float(x) < math.inf
 
 
+def _axis_text(axes: tuple[Hashable, ...]) -> str:
+    return repr(axes[0]) if len(axes) == 1 else repr(axes)
+
+
 def _axes(op: str, axis_name: AxisName) -> tuple[Hashable, ...]:
     axes = tuple(axis_name) if isinstance(axis_name, tuple | list) else (axis_name,)
-    if any(isinstance(axis, int) for axis in axes):
-        problem = f"axis_name={axis_name!r} has a positional axis; mesh axis names are needed."
-        raise TypeError(errors.text(op, problem, "Reduce positional axes with jax.numpy."))
+    for axis in axes:
+        _check_axis_name(op, axis_name, axis)
     if len(set(axes)) != len(axes):
         problem = f"axis_name={axis_name!r} names an axis twice."
         raise ValueError(errors.text(op, problem, "Name each axis once."))
     return axes
+
+
+def _check_axis_name(op: str, axis_name: AxisName, axis: Any) -> None:
+    refuse_traced(op, axis_name=axis)
+    if isinstance(axis, int):
+        problem = f"axis_name={axis_name!r} has a positional axis; mesh axis names are needed."
+        raise TypeError(errors.text(op, problem, "Reduce positional axes with jax.numpy."))
+    try:
+        hash(axis)
+    except TypeError:
+        problem = f"axis_name={axis_name!r} has a {type(axis).__name__}, which names no axis."
+        fix = "Pass the name of a mesh axis, or a tuple of names."
+        raise TypeError(errors.text(op, problem, fix)) from None
 
 
 def _axis_size(op: str, axis: Hashable) -> int:
@@ -109,12 +126,30 @@ def _axis_size(op: str, axis: Hashable) -> int:
     raise errors.AxisError(errors.text(op, problem, fix))
 
 
+def refuse_traced(where: str, **arguments: Any) -> None:
+    """TypeError with the fix if an argument that a program is compiled for is traced."""
+    for name, value in arguments.items():
+        if isinstance(value, _compat.Tracer):
+            problem = f"{name} is a traced value; it must be known when the program is compiled."
+            fix = "Pass a Python value, e.g. a static argument of jax.jit (static_argnames)."
+            raise TypeError(errors.text(where, problem, fix))
+
+
+def static_bool(where: str, name: str, value: Any) -> bool:
+    """`value` as a bool; TypeError with the fix if it is traced or neither a bool nor 0 or 1."""
+    refuse_traced(where, **{name: value})
+    try:
+        if value in (False, True):
+            return bool(value)
+    except ValueError:  # An array of several.
+        pass
+    problem = f"{name}={value!r} is not a bool."
+    raise TypeError(errors.text(where, problem, "Pass True or False."))
+
+
 def static_int(where: str, name: str, value: Any) -> int:
     """`value` as an int; TypeError with the fix if it is traced or not an integer."""
-    if isinstance(value, _compat.Tracer):
-        problem = f"{name} is a traced value; it must be known when the program is compiled."
-        fix = f"Pass a Python int, e.g. make {name} a static argument of jax.jit (static_argnames)."
-        raise TypeError(errors.text(where, problem, fix))
+    refuse_traced(where, **{name: value})
     try:
         if isinstance(value, bool):
             raise TypeError

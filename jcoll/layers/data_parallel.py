@@ -67,7 +67,7 @@ def sync_gradients(
         and the `float0` gradients of integer inputs are fine; a Python number counts as a value
         that each rank holds.
       axis_name: the mesh axis, or a tuple of them, that the batch is split over.
-      op: "mean" or "sum". Integer leaves can only be summed.
+      op: "mean" or "sum". Integer leaves, Python's too, can only be summed.
       bucket_bytes: the size of a full bucket, in bytes; 25 MiB, as `bucket_cap_mb` of PyTorch's
         DistributedDataParallel, if not given.
       join_bytes: leaves up to this size are joined; a larger one travels alone and uncopied, as a
@@ -77,7 +77,7 @@ def sync_gradients(
       timeout_s: how long a bucket may wait for its last rank, in seconds.
 
     Returns:
-      A pytree like `grads`: the same structure, shapes and dtypes.
+      A pytree like `grads`: the same structure, shapes and dtypes (bools are counted in int32).
 
     The buckets follow the paths of the leaves in the tree, so that processes that built their
     dictionaries in different orders still agree. Neighbours in the tree are ready at about the
@@ -176,6 +176,7 @@ def _is_float0(leaf: Any) -> bool:
 
 def _checked_array(path: tuple, leaf: Any, op: str, call: Call) -> jax.Array:
     if isinstance(leaf, bool | int | float | complex):
+        _check_dtype(path, jnp.asarray(leaf), op, call)
         return _compat.make_varying(jnp.asarray(leaf), call.axes)
     if not isinstance(leaf, jax.Array | np.ndarray | np.generic):
         problem = f"leaf {_name(path)} is a {type(leaf).__name__}; arrays and numbers are needed."

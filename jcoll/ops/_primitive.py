@@ -108,18 +108,22 @@ def bind(spec: CollectiveSpec, *arrays: Any, call: Call, **static: Any) -> list[
     """Applies the primitive; arrays are first made to vary over the call's axes."""
     if is_key(arrays[0]):
         return _bind_keys(spec, *arrays, call=call, **static)
+    if not call.axes and not spec.index_inputs:  # Counts must be checked, so they are bound.
+        return [y[0] for y in spec.stacked(jnp, *(x[None] for x in arrays), **static)]
     axes = set(call.axes).union(*(_compat.varying_axes(jax.typeof(x)) for x in arrays))
-    arrays = tuple(_compat.make_varying(x, tuple(axes)) for x in arrays)
+    # Sorted: a set's order differs between processes, and must not between their programs.
+    arrays = tuple(_compat.make_varying(x, sorted(axes, key=str)) for x in arrays)
     # A transpose is another op with its operator's call.
     return spec.primitive.bind(*arrays, call=replace(call, op=spec.name), **static)
 
 
-def as_array(call: Call, x: Any) -> Any:
-    """x as a jax array; TypeError of the four-part form if it is none."""
+def as_array(call: Call, x: Any, name: str = "") -> Any:
+    """x, the argument `name`, as a jax array; TypeError of the four-part form if it is none."""
     try:
         return jnp.asarray(x)
     except (TypeError, ValueError):
-        problem = f"got {type(x).__name__}, an array or a number is needed."
+        given = f"{name}: got" if name else "got"
+        problem = f"{given} {type(x).__name__}, an array or a number is needed."
         raise TypeError(errors.text(call.where, problem, "Pass arrays one by one.")) from None
 
 

@@ -9,12 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jcoll import errors
+from jcoll.comm.mesh import Call, refuse_traced
 
 REDUCE_OPS = ("sum", "mean", "max", "min", "prod", "and", "or")
 
 
 def check_op(where: str, op: Any) -> str:
     """`op` if it is a reduce op; ValueError that lists them otherwise."""
+    refuse_traced(where, op=op)
     if op in REDUCE_OPS:
         return op
     problem = f"op={op!r} is not a reduce op."
@@ -34,27 +36,24 @@ def check_dtype(where: str, op: str, dtype: Any) -> None:
         raise TypeError(errors.text(where, problem, "Reduce the real part or the modulus."))
 
 
-def canonical(where: str, op: str, x: Any) -> tuple[Any, str, int | None]:
-    """(array, op, divisor) with which to reduce x, after lax's promotions.
+def canonical(call: Call, op: str, x: Any) -> tuple[Any, str, bool]:
+    """(array, op, is_mean) with which to reduce the array x, after lax's
+    promotions.
 
-    Sums and products of bools count in int32, as lax.psum has it; their max is `or`, their min
-    `and`. A mean of integers is a float: the sum, to be divided by the divisor afterwards.
+    Sums and products of bools count in int32, as lax.psum has it (over no axes nothing is counted);
+    their max is `or`, their min `and`. is_mean: a mean of integers is a float, the sum, which is to
+    be divided by the number of ranks afterwards.
     """
-    try:
-        x = jnp.asarray(x)
-    except (TypeError, ValueError):
-        problem = f"got {type(x).__name__}, an array or a number is needed."
-        raise TypeError(errors.text(where, problem, "Pass arrays.")) from None
-    check_dtype(where, op, x.dtype)
+    check_dtype(call.where, op, x.dtype)
     if x.dtype == jnp.bool_:
         if op in ("max", "min"):
             op = "or" if op == "max" else "and"
-        elif op in ("sum", "mean", "prod"):
+        elif op == "mean" or (op in ("sum", "prod") and call.axes):
             x = x.astype(jnp.int32)
     if op == "mean" and not jnp.issubdtype(x.dtype, jnp.inexact):
         # The sums of the smallest integers would not fit, and jax does not divide all of them.
-        return x.astype(jnp.int32) if jnp.iinfo(x.dtype).bits < 8 else x, "sum", 1
-    return x, op, None
+        return x.astype(jnp.int32) if jnp.iinfo(x.dtype).bits < 8 else x, "sum", True
+    return x, op, False
 
 
 def accumulation_dtype(dtype: Any) -> Any:
@@ -69,6 +68,8 @@ def accumulation_dtype(dtype: Any) -> Any:
 def reduce_stacked(xp: Any, xs: Any, op: str) -> Any:
     """The reduction over the leading dimension; in numpy (xp=np) the reference of all ops."""
     dtype, num_ranks = xs.dtype, xs.shape[0]
+    if num_ranks == 1:
+        return xs[0]  # 0 + x would lose the sign of -0.
     xs = xs.astype(accumulation_dtype(dtype))
     if op in ("sum", "mean"):
         y = xs.sum(axis=0, dtype=xs.dtype)

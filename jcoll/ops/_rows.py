@@ -16,7 +16,7 @@ from jcoll.ops import _primitive
 
 def check_index(call: Call, name: str, x: Any, length_of: int) -> Any:
     """An integer vector whose length is a multiple of `length_of`, as int32 or int64."""
-    x = jnp.asarray(x)
+    x = _primitive.as_array(call, x, name)
     if not jnp.issubdtype(x.dtype, jnp.integer):
         problem = f"{name} has dtype {x.dtype}; integers are needed."
         raise TypeError(errors.text(call.where, problem, f"Pass {name}.astype(jnp.int32)."))
@@ -24,7 +24,9 @@ def check_index(call: Call, name: str, x: Any, length_of: int) -> Any:
         problem = f"{name} has shape {x.shape}; ({length_of},) is needed, a number for every rank"
         fix = f"Pass one entry per rank of the axis, {length_of} in all."
         raise ValueError(errors.text(call.where, problem + ".", fix))
-    return x.astype(jnp.int64 if x.dtype in (jnp.int64, jnp.uint32, jnp.uint64) else jnp.int32)
+    wide = x.dtype in (jnp.int64, jnp.uint32, jnp.uint64)
+    # Without 64-bit types this is int32: counts beyond it turn negative, which the runtime refuses.
+    return x.astype(jax.dtypes.canonicalize_dtype(np.int64) if wide else np.int32)
 
 
 def common_index_dtype(*arrays: Any) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from jcoll.comm.mesh import AxisName, Call, canonical_dim, make_call
+from jcoll.comm.mesh import AxisName, Call, canonical_dim, make_call, static_bool
 from jcoll.ops import _primitive
 from jcoll.ops._lowering import Motion
 from jcoll.ops._primitive import CollectiveSpec
@@ -50,14 +50,15 @@ def all_gather(
         algorithm=algorithm,
         timeout_s=timeout_s,
     )
-    if not call.axes:
-        return x
+    tiled = static_bool(call.where, "tiled", tiled)
     return jax.tree.map(lambda leaf: _gather_leaf(leaf, axis, tiled, call), x)
 
 
 def _gather_leaf(leaf: Any, axis: Any, tiled: bool, call: Call) -> Any:
     x = _primitive.as_array(call, leaf)
     axis = canonical_dim(call.where, "axis", axis, x.ndim if tiled else x.ndim + 1)
+    if not call.axes:  # lax.all_gather adds no dimension then.
+        return x
     (y,) = _primitive.bind(SPEC, x, call=call)
     return _primitive.place_blocks(y, axis, tiled)
 

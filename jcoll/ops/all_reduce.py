@@ -14,13 +14,21 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jcoll import _compat, errors
 from jcoll.comm.mesh import AxisName, Call, make_call
 from jcoll.ops import _primitive
 from jcoll.ops._lowering import Motion, reduced
 from jcoll.ops._primitive import CollectiveSpec
-from jcoll.ops._reductions import canonical, check_op, divide, reduce_by_lax, reduce_stacked
+from jcoll.ops._reductions import (
+    accumulation_dtype,
+    canonical,
+    check_op,
+    divide,
+    reduce_by_lax,
+    reduce_stacked,
+)
 
 
 def all_reduce(
@@ -62,27 +70,40 @@ def all_reduce(
         need_uniform=False,
     )
     check_op(call.where, op)
-    if not call.axes:
-        return x
     return jax.tree.map(lambda leaf: _reduce_leaf(leaf, op, call), x)
 
 
 def _reduce_leaf(leaf: Any, op: str, call: Call) -> Any:
+    x, canonical_op, is_mean = canonical(call, op, _primitive.as_array(call, leaf))
     if not isinstance(leaf, _compat.Tracer) and call.groups.uniform:
-        return _reduce_constant(leaf, op, call)
-    x, op, divisor = canonical(call.where, op, leaf)
-    (y,) = _primitive.bind(SPEC, x, call=call, op=op)
-    return y if divisor is None else divide(y, group_size(call))
+        return _mean_of_constant(leaf, x) if op == "mean" else _reduce_constant(leaf, op, call)
+    (y,) = _primitive.bind(SPEC, x, call=call, op=canonical_op)
+    return divide(y, group_size(call)) if is_mean else y
+
+
+# A value that is not traced is the same on all ranks, and stays what it is: psum(1, axis) is a
+# Python int, pmean(1, axis) a Python float, as with lax.
+
+
+def _mean_of_constant(leaf: Any, x: Any) -> Any:
+    if not hasattr(leaf, "dtype") and not isinstance(leaf, bool):
+        return leaf / 1
+    return leaf if jnp.issubdtype(x.dtype, jnp.inexact) else x / 1
 
 
 def _reduce_constant(leaf: Any, op: str, call: Call) -> Any:
-    """A value that is not traced is the same on all ranks. psum(1, axis) is a Python int."""
-    canonical(call.where, op, leaf)
-    if op in ("sum", "prod"):
-        leaf = jnp.int32(leaf) if isinstance(leaf, bool) else leaf
-        leaf = leaf.astype(jnp.int32) if getattr(leaf, "dtype", None) == jnp.bool_ else leaf
+    if op not in ("sum", "prod") or not call.axes:
+        return leaf
+    if isinstance(leaf, bool) or getattr(leaf, "dtype", None) == jnp.bool_:
+        leaf = jnp.asarray(leaf).astype(jnp.int32)
+    if not hasattr(leaf, "dtype"):
         return leaf * call.num_ranks if op == "sum" else leaf**call.num_ranks
-    return jnp.asarray(leaf) / 1 if op == "mean" and hasattr(leaf, "dtype") else leaf
+    xp = jnp if isinstance(leaf, jax.Array) else np
+    leaf = xp.asarray(leaf)  # Arrays of integers wrap silently; numpy's scalars warn.
+    if op == "prod":
+        return reduce_stacked(xp, xp.broadcast_to(leaf, (call.num_ranks, *leaf.shape)), op)
+    wide = leaf.astype(accumulation_dtype(leaf.dtype))
+    return (wide * np.asarray(call.num_ranks).astype(wide.dtype)).astype(leaf.dtype)
 
 
 def group_size(call: Call) -> Any:

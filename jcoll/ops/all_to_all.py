@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jcoll.comm.mesh import AxisName, Call, canonical_dim, make_call
+from jcoll.comm.mesh import AxisName, Call, canonical_dim, make_call, static_bool
 from jcoll.ops import _primitive
 from jcoll.ops._lowering import Motion
 from jcoll.ops._primitive import CollectiveSpec
@@ -49,8 +49,7 @@ def all_to_all(
         algorithm=algorithm,
         timeout_s=timeout_s,
     )
-    if not call.axes:
-        return x
+    tiled = static_bool(call.where, "tiled", tiled)
     return jax.tree.map(lambda leaf: _leaf(leaf, split_axis, concat_axis, tiled, call), x)
 
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jcoll import _compat, errors
-from jcoll.comm.mesh import AxisName, Call, make_call, static_int
+from jcoll.comm.mesh import AxisName, Call, make_call, refuse_traced, static_int
 from jcoll.ops import _primitive, _rows
 from jcoll.ops._lowering import Motion
 from jcoll.ops._primitive import CollectiveSpec
@@ -75,6 +75,7 @@ def _check(call: Call, x: Any, output_size: int, overflow: str) -> None:
     if output_size < 0:
         problem = f"output_size={output_size} is negative."
         raise ValueError(errors.text(call.where, problem, "Pass the most rows a rank may get."))
+    refuse_traced(call.where, overflow=overflow)
     if overflow not in ("error", "drop"):
         problem = f"overflow={overflow!r} is unknown."
         raise ValueError(errors.text(call.where, problem, 'Choose "error" or "drop".'))

@@ -33,13 +33,13 @@ def barrier(
     Raises: as `all_reduce`.
     """
     call = make_call("barrier", axis_name, algorithm=algorithm, timeout_s=timeout_s)
-    if not call.axes:
-        return x
     return jax.tree.map(lambda leaf: _leaf(leaf, call), x)
 
 
 def _leaf(leaf: Any, call: Call) -> Any:
     x = _primitive.as_array(call, leaf)
+    if not call.axes:
+        return x
     if _primitive.is_key(x):
         data = SPEC.primitive.bind(jax.random.key_data(x), call=call)[0]
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))

@@ -49,8 +49,6 @@ def broadcast(
         timeout_s=timeout_s,
     )
     root = check_root(call.where, root, call.groups)
-    if not call.axes:
-        return x
     return jax.tree.map(lambda leaf: _leaf(leaf, root, call), x)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from jcoll.comm.mesh import AxisName, Call, canonical_dim, check_root, make_call
+from jcoll.comm.mesh import AxisName, Call, canonical_dim, check_root, make_call, static_bool
 from jcoll.ops import _primitive
 from jcoll.ops._lowering import ZERO, Motion
 from jcoll.ops._primitive import CollectiveSpec
@@ -50,8 +50,7 @@ def gather(
         timeout_s=timeout_s,
     )
     root = check_root(call.where, root, call.groups)
-    if not call.axes:
-        return x
+    tiled = static_bool(call.where, "tiled", tiled)
     return jax.tree.map(lambda leaf: _gather_leaf(leaf, root, axis, tiled, call), x)
 
 

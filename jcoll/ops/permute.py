@@ -40,8 +40,6 @@ def ppermute(
     """
     call = make_call("ppermute", axis_name, algorithm=algorithm, timeout_s=timeout_s)
     pairs = _check_perm(call, perm)
-    if not call.axes:
-        return x
     return jax.tree.map(lambda leaf: _leaf(leaf, pairs, call), x)
 
 

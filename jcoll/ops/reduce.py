@@ -52,15 +52,13 @@ def reduce(
     )
     root = check_root(call.where, root, call.groups)
     check_op(call.where, op)
-    if not call.axes:
-        return x
     return jax.tree.map(lambda leaf: _reduce_leaf(leaf, op, root, call), x)
 
 
 def _reduce_leaf(leaf: Any, op: str, root: int, call: Call) -> Any:
-    x, op, divide = canonical(call.where, op, leaf)
+    x, op, is_mean = canonical(call, op, _primitive.as_array(call, leaf))
     (y,) = _primitive.bind(SPEC, x, call=call, op=op, root=root)
-    return y if divide is None else y / call.num_ranks
+    return y / call.num_ranks if is_mean else y
 
 
 def _stacked(xp: Any, xs: Any, *, op: str, root: int) -> Any:

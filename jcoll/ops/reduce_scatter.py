@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jcoll.comm.mesh import AxisName, Call, canonical_dim, make_call
+from jcoll.comm.mesh import AxisName, Call, canonical_dim, make_call, static_bool
 from jcoll.ops import _primitive
 from jcoll.ops._lowering import Motion, reduced
 from jcoll.ops._primitive import CollectiveSpec
@@ -55,8 +55,7 @@ def reduce_scatter(
         timeout_s=timeout_s,
     )
     check_op(call.where, op)
-    if not call.axes:
-        return x
+    tiled = static_bool(call.where, "tiled", tiled)
     return jax.tree.map(lambda leaf: _scatter_leaf(leaf, op, scatter_dimension, tiled, call), x)
 
 
@@ -79,11 +78,13 @@ def psum_scatter(
 
 
 def _scatter_leaf(leaf: Any, op: str, dim: Any, tiled: bool, call: Call) -> Any:
-    x, op, divide = canonical(call.where, op, leaf)
+    x, op, is_mean = canonical(call, op, _primitive.as_array(call, leaf))
     dim = canonical_dim(call.where, "scatter_dimension", dim, x.ndim)
+    if not call.axes:  # lax.psum_scatter keeps the dimension then.
+        return x / 1 if is_mean else x
     x = _primitive.take_blocks(x, dim, tiled, call, "scatter_dimension")
     (y,) = _primitive.bind(SPEC, x, call=call, op=op)
-    return y if divide is None else y / call.num_ranks
+    return y / call.num_ranks if is_mean else y
 
 
 def _stacked(xp: Any, xs: Any, *, op: str) -> Any:

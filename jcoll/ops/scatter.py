@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from jcoll.comm.mesh import AxisName, Call, canonical_dim, check_root, make_call
+from jcoll.comm.mesh import AxisName, Call, canonical_dim, check_root, make_call, static_bool
 from jcoll.ops import _primitive
 from jcoll.ops._lowering import Motion
 from jcoll.ops._primitive import CollectiveSpec
@@ -49,8 +49,7 @@ def scatter(
         timeout_s=timeout_s,
     )
     root = check_root(call.where, root, call.groups)
-    if not call.axes:
-        return x
+    tiled = static_bool(call.where, "tiled", tiled)
     return jax.tree.map(lambda leaf: _scatter_leaf(leaf, root, axis, tiled, call), x)
 
 

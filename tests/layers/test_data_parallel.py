@@ -441,6 +441,12 @@ def test_mean_of_integers_names_the_leaf():
         call(lambda x: {"a": [x.astype(jnp.int32)]})
 
 
+@pytest.mark.parametrize("number", [3, True])
+def test_mean_of_a_python_integer_names_the_leaf(number):
+    with pytest.raises(TypeError, match=r"(?s)grads\['n'\] has dtype .*op='sum'"):
+        call(lambda x: {"x": x, "n": number})
+
+
 def test_leaf_that_is_no_array():
     with pytest.raises(TypeError, match=r"(?s)grads\['name'\] is a str.*None"):
         call(lambda x: {"x": x, "name": "adam"})

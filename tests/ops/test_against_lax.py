@@ -312,6 +312,114 @@ def test_pytrees_and_constants() -> None:
     assert_same(spmd(run(jcoll), mesh)(x), spmd(run(lax), mesh)(x))
 
 
+def kinds(tree: Any) -> Any:
+    """Shapes, dtypes, types and values; as an array, what is one inside shard_map."""
+
+    def kind(y: Any) -> Any:
+        traced = isinstance(y, jax.Array)
+        varying = jax.typeof(y).mat.varying if traced else None
+        return str(y.dtype) if traced else (type(y).__name__, y), np.shape(y), varying
+
+    return jax.tree.map(kind, tree, is_leaf=lambda y: not isinstance(y, list))
+
+
+def seen_inside(f: Callable, x: Any) -> Any:
+    """kinds of what f gives inside shard_map, over a mesh of 4."""
+    seen = []
+
+    def g(v: Any) -> Any:
+        seen.append(kinds(f(v)))
+        return v
+
+    jax.eval_shape(spmd(g, mesh4()), x)
+    return seen[0]
+
+
+EMPTY: dict[str, Callable] = {
+    "all_to_all": lambda lib, v: lib.all_to_all(v, (), 0, 1),
+    "all_to_all_tiled": lambda lib, v: lib.all_to_all(v, (), 1, 0, tiled=True),
+    "all_gather": lambda lib, v: lib.all_gather(v, (), axis=1),
+    "psum_scatter": lambda lib, v: lib.psum_scatter(v, ()),
+    "ppermute": lambda lib, v: lib.ppermute(v, (), []),
+    "pmean_of_integers": lambda lib, v: lib.pmean(v.astype(int), ()),
+    "psum_of_bools": lambda lib, v: lib.psum(v > 0, ()),
+    "psum_of_numbers": lambda lib, v: lib.psum([v, 3, True, 2.5], ()),
+    "pmean_of_numbers": lambda lib, v: lib.pmean([v, 3, 2.5], ()),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_over_no_axes(name: str) -> None:
+    """Over the empty tuple of axes nothing is sent, but layout and dtype are as over one rank."""
+    x = np.random.default_rng(0).normal(size=(4, 1, 8))
+    x[..., 0] = -0.0
+    f = EMPTY[name]
+    got, want = (seen_inside(lambda v, lib=lib: f(lib, v), x) for lib in (jcoll, lax))
+    assert got == want
+    if "numbers" not in name:
+        run = lambda lib: spmd(lambda v: f(lib, v), mesh4())(put(mesh4(), x))  # noqa: E731
+        got, want = run(jcoll), run(lax)
+        assert got.dtype == want.dtype
+        assert np.asarray(got).tobytes() == np.asarray(want).tobytes()  # The sign of -0 too.
+
+
+def test_ops_that_lax_lacks_over_no_axes() -> None:
+    """The same as over an axis of size one."""
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(4, 1), ("x", "one"))
+    x = put(mesh, np.random.default_rng(0).normal(size=(4, 1, 1, 8)))
+
+    def f(v: Any, axis: Any) -> list:
+        counts = jnp.ones(1, int)
+        return [
+            jcoll.gather(v, axis),
+            jcoll.gather(v, axis, axis=1, tiled=True),
+            jcoll.scatter(v, axis),
+            jcoll.broadcast(v, axis),
+            jcoll.reduce(v.astype(int), axis, op="mean"),
+            jcoll.reduce_scatter(v.astype(int), axis, op="mean", tiled=True),
+            jcoll.barrier(v, axis),
+            *jcoll.all_to_all_v(v, counts, axis, output_size=2),
+        ]
+
+    run = lambda axis: spmd(lambda v: f(v, axis), mesh)(x)  # noqa: E731
+    assert_same(run(()), run("one"))
+    for bad in (lambda v: jcoll.psum("abc", ()), lambda v: jcoll.all_gather("abc", ())):
+        with pytest.raises(TypeError, match=r"jcoll\..*got str"):
+            spmd(bad, mesh)(x)
+
+
+NUMBERS = [3, -2, 2.5, True, 1 + 2j]
+ARRAYS = [np.arange(3, dtype=np.int8), np.int8(100), np.float32(0.1)]
+
+
+@pytest.mark.parametrize(("name", "constants"), [("psum", NUMBERS + ARRAYS), ("pmean", NUMBERS)])
+def test_reductions_of_constants(name: str, constants: list) -> None:
+    """What is not traced stays untraced, of the type that lax gives."""
+    for c in constants:
+        got, want = (
+            seen_inside(lambda v, f=f, c=c: f(c, "x"), data(mesh4()))
+            for f in (getattr(jcoll, name), getattr(lax, name))
+        )
+        assert str(got) == str(want), c
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn", "int8", "float32"])
+@pytest.mark.parametrize("op", ["sum", "prod", "mean"])
+def test_constants_are_reduced_as_traced_values(op: str, dtype: str) -> None:
+    c = np.asarray([1.3, 0.7, 3.0, -2.0]).astype(jnp.dtype(dtype))
+
+    def f(v: Any) -> Any:
+        traced = c + jnp.zeros_like(v, shape=(), dtype=c.dtype) * v[0, 0].astype(c.dtype)
+        return [jcoll.all_reduce(x, "x", op=op) for x in (c, jnp.asarray(c), traced)]
+
+    mesh = mesh4()
+    numpy, jax_numpy, want = (np.asarray(y[0]) for y in spmd(f, mesh)(data(mesh)))
+    assert numpy.dtype == jax_numpy.dtype == want.dtype
+    np.testing.assert_array_equal(numpy, jax_numpy)
+    eps = 1e-6 if want.dtype == np.float32 else 0  # The order of the additions.
+    np.testing.assert_allclose(numpy.astype(float), want.astype(float), rtol=eps)
+
+
 def test_vmap_with_axis_name() -> None:
     x = np.random.default_rng(0).normal(size=(4, 4, 8))
     for name, (ours, theirs) in PAIRS.items():

@@ -115,9 +115,64 @@ BAD: dict[str, tuple[Callable, type[Exception], list[str]]] = {
         ["op='max'", "complex64"],
     ),
     "sum of keys": (
-        lambda x: jcoll.psum(jax.random.key(0) + x[0], "x"),
+        lambda x: jcoll.psum(jax.random.key(0), "x"),
         TypeError,
-        [],
+        ["op='sum' is not defined for key", "numbers or bools"],
+    ),
+    "sum of traced keys": (
+        lambda x: jcoll.psum(jax.random.split(jax.random.key(x[0, 0].astype(int)))[0], "x"),
+        TypeError,
+        ["op='sum' is not defined for key"],
+    ),
+    "traced axis_name": (
+        lambda x: jcoll.psum(x, x[0, 0]),
+        TypeError,
+        ["axis_name is a traced value"],
+    ),
+    "axis_name in a tuple that is traced": (
+        lambda x: jcoll.psum(x, ("x", x[0, 0])),
+        TypeError,
+        ["axis_name is a traced value"],
+    ),
+    "unhashable axis_name": (
+        lambda x: jcoll.psum(x, ({"x": 1},)),
+        TypeError,
+        ["axis_name=({'x': 1},)", "dict", "name of a mesh axis"],
+    ),
+    "tiled that is no bool": (
+        lambda x: jcoll.all_gather(x, "x", tiled="no"),
+        TypeError,
+        ["tiled='no' is not a bool", "True or False"],
+    ),
+    "tiled that is several": (
+        lambda x: jcoll.all_gather(x, "x", tiled=np.zeros(2)),
+        TypeError,
+        ["tiled=array([0., 0.]) is not a bool"],
+    ),
+    "traced op": (
+        lambda x: jcoll.all_reduce(x, "x", op=x[0, 0]),
+        TypeError,
+        ["op is a traced value"],
+    ),
+    "traced algorithm": (
+        lambda x: jcoll.all_gather(x, "x", algorithm=x[0, 0]),
+        TypeError,
+        ["algorithm is a traced value"],
+    ),
+    "traced timeout": (
+        lambda x: jcoll.all_gather(x, "x", timeout_s=x[0, 0]),
+        TypeError,
+        ["timeout_s is a traced value"],
+    ),
+    "traced overflow": (
+        lambda x: jcoll.all_to_all_v(x, jnp.zeros(4, int), "x", output_size=4, overflow=x[0, 0]),
+        TypeError,
+        ["overflow is a traced value"],
+    ),
+    "counts that are no array": (
+        lambda x: jcoll.all_to_all_v(x, "abc", "x", output_size=4),
+        TypeError,
+        ["send_counts: got str", "number is needed"],
     ),
     "unknown algorithm": (
         lambda x: jcoll.all_reduce(x, "x", algorithm="rings"),
@@ -187,11 +242,48 @@ def test_bad_argument(what: str) -> None:
     call, exception, words = BAD[what]
     with pytest.raises(exception) as info:
         trace(call)
+    assert words
     for word in words:
         assert word in str(info.value)
-    if words:
-        assert str(info.value).startswith("jcoll.")
-        assert "\n  " in str(info.value), "no fix is offered"
+    assert str(info.value).startswith("jcoll.")
+    assert "\n  " in str(info.value), "no fix is offered"
+
+
+TILED: dict[str, Callable] = {
+    "all_gather": lambda x, tiled: jcoll.all_gather(x, "x", tiled=tiled),
+    "all_to_all": lambda x, tiled: jcoll.all_to_all(x, "x", 0, 0, tiled=tiled),
+    "gather": lambda x, tiled: jcoll.gather(x, "x", tiled=tiled),
+    "psum_scatter": lambda x, tiled: jcoll.psum_scatter(x, "x", tiled=tiled),
+    "scatter": lambda x, tiled: jcoll.scatter(x, "x", tiled=tiled),
+}
+
+
+@pytest.mark.parametrize("name", TILED)
+def test_traced_tiled(name: str) -> None:
+    with pytest.raises(TypeError, match=r"^jcoll\..*tiled is a traced value(.|\n)*static"):
+        trace(lambda x: TILED[name](x, x[0, 0] > 0))
+    for tiled in (np.True_, 1, np.asarray(True)):
+        trace(lambda x, tiled=tiled: TILED[name](x, tiled))
+
+
+def test_where_is_the_same_for_a_name_and_for_a_tuple_of_one() -> None:
+    texts = []
+    for axis in ("x", ("x",)):
+        with pytest.raises(ValueError, match="rings") as info:
+            trace(lambda x, axis=axis: jcoll.all_reduce(x, axis, algorithm="rings"))
+        texts.append(str(info.value))
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("dtype", ["uint32", "int32", "uint8"])
+@pytest.mark.filterwarnings("error")
+def test_counts_without_64_bit_types(dtype: str) -> None:
+    counts, x = np.ones((N, N), dtype), np.ones((N, N, 2), np.float32)
+    with jax.enable_x64(False):
+        f = spmd(lambda x, counts: jcoll.all_to_all_v(x, counts, "x", output_size=N), mesh_of(N))
+        y, received = f(*put(mesh_of(N), (x, counts)))
+    np.testing.assert_array_equal(y, x)
+    np.testing.assert_array_equal(received, counts)
 
 
 def test_outside_shard_map() -> None:
