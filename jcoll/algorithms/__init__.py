@@ -7,4 +7,5 @@ from jcoll.algorithms import direct as direct
 from jcoll.algorithms import halving_doubling as halving_doubling
 from jcoll.algorithms import pairwise as pairwise
 from jcoll.algorithms import ring as ring
+from jcoll.algorithms import tree as tree
 from jcoll.algorithms.registry import algorithm as algorithm

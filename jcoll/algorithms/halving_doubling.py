@@ -49,7 +49,7 @@ class Fold:
         return self.log + (self.num_extra > 0) + (2 * self.num_extra > self.size)
 
     def first(self, v: Array) -> Array:
-        """The first rank, or block, of the core's rank v: before it come v ranks, each once or twice."""
+        """The first rank, or block, of the core's rank v."""
         return v + np.minimum(v, self.num_extra)
 
     def blocks(self, v: Array, num: int) -> tuple[Array, Array]:

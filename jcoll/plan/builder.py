@@ -37,8 +37,9 @@ class Batch:
     """Transfers that may all happen at once: element i of every array is one.
 
     No rank sends twice or receives twice. A transfer with src == dst is a local step. The result is
-    dst's `dst_*`; with `reduce`, it is the reduction of dst's `acc_*` and what arrives. `together`: in
-    one round with the batch before it, i.e. sent before anything of that round is waited for.
+    dst's `dst_*`; with `reduce`, it is the reduction of dst's `acc_*` and what arrives.
+    together: in one round with the batch before it: no rank waits for what that one brings before
+    it sends this one's.
     """
 
     src: Array
@@ -138,8 +139,9 @@ class Builder:
         """One round of several send() calls: every rank sends all of its messages, then receives.
 
         Without it, what a rank sends in a later call waits for what it receives in an earlier one.
-        Within it all calls must send what was there before, to other ranks, and once to each: a second
-        message to a peer waits until the first is taken, which the peer, sending too, has not come to.
+        Within it all calls must send what was there before, to other ranks, and once to each: a
+        second message to a peer waits until the first is taken, which the peer, sending too, has
+        not come to.
         """
         self._round_pairs = np.zeros(0, np.int64)
         try:
@@ -173,8 +175,9 @@ class Builder:
         late = (outputs != NONE) & (where != Buffer.OUTPUT) & (where != _NOWHERE)
         if self.spec.two_sided:
             self._copy_own_block(late)
-        for chunk in np.flatnonzero(late.any(axis=0)):
-            self._bring_home(np.flatnonzero(late[:, chunk]), int(chunk))
+        late_where = np.where(late, where, _NOWHERE)
+        for first in range(0, self.num_chunks, self.chunks_per_block):
+            self._bring_block_home(first, late_where[:, first : first + self.chunks_per_block])
         steps, num_scratch = _pack_scratch(_steps(self._batches))
         return Plan(
             op=self.op,
@@ -214,7 +217,8 @@ class Builder:
                 i = int(np.flatnonzero((count < 1) | (chunk < 0) | (chunk + count > limit))[0])
                 raise PlanError(
                     f"{self.algorithm} {self.op}: {count[i]} chunks from {chunk[i]} on, sent by "
-                    f"rank {src[i]} to {dst[i]}, are not all among the work chunks 0 to {limit - 1}."
+                    f"rank {src[i]} to {dst[i]}, are not all among the work chunks 0 to "
+                    f"{limit - 1}."
                 )
 
     def _place_operands(
@@ -254,9 +258,18 @@ class Builder:
                     "  Send them in parts."
                 )
 
-    def _bring_home(self, rank: Array, chunk: int) -> None:
-        chunks = np.full(rank.shape, chunk)
-        self._append(rank, rank, chunks, chunks, chunks, np.ones_like(rank), reduce=False)
+    def _bring_block_home(self, first: int, where: Array) -> None:
+        """What `where` has a place for, of the chunks from `first` on: as a whole if it lies so."""
+        if (where == where[:, :1]).all():
+            self._bring_home(np.flatnonzero(where[:, 0] != _NOWHERE), first, where.shape[1])
+            return
+        for part in range(where.shape[1]):
+            self._bring_home(np.flatnonzero(where[:, part] != _NOWHERE), first + part)
+
+    def _bring_home(self, rank: Array, chunk: int, count: int = 1) -> None:
+        if rank.size:
+            chunks, counts = np.full(rank.shape, chunk), np.full(rank.shape, count)
+            self._append(rank, rank, chunks, chunks, chunks, counts, reduce=False)
 
     def _append(
         self,
@@ -308,7 +321,7 @@ class Builder:
         return where.astype(np.int64), index
 
     def _home(self, rank: Array, chunk: Array, count: Array) -> tuple[Array, Array]:
-        """(buffer, chunk in it) where work chunks are written: OUTPUT if the op returns them all."""
+        """(buffer, chunk in it) where work chunks are written: OUTPUT if all are returned."""
         first = self._place(self.spec.output_block, rank, chunk)
         is_output = first != NONE
         if count.max() > 1:
