@@ -54,12 +54,20 @@ class Algorithm:
         module = sys.modules.get(self.build.__module__)
         return (self.build.__doc__ or (module and module.__doc__) or "").strip()
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether it comes with jcoll, whose tests have proved it."""
+        return self.build.__module__.startswith("jcoll.")
+
     def supports(self, num_ranks: int) -> str | None:
         """None, or why not."""
         return self.unsupported(num_ranks) if self.unsupported else None
 
 
 _ALGORITHMS: dict[tuple[str, str], Algorithm] = {}
+
+on_register: list[Callable[[], None]] = []
+"""Called when an algorithm is registered, perhaps anew: for those who keep plans."""
 
 
 def algorithm(
@@ -95,6 +103,8 @@ def register(a: Algorithm) -> None:
         raise ValueError(errors.text(_where(a.name, a.op), problem, "Choose another name."))
     _ALGORITHMS[a.op, a.name] = a
     plan_for.cache_clear()
+    for forget in on_register:
+        forget()
 
 
 def _check_names(name: str, op: str) -> None:
@@ -133,18 +143,22 @@ def supporting(op: str, num_ranks: int) -> list[str]:
     return [a.name for a in all_algorithms(op) if a.supports(num_ranks) is None]
 
 
-def get(op: str, name: str, num_ranks: int | None = None) -> Algorithm:
-    """The algorithm; ValueError if it is unknown or, given num_ranks, cannot serve that many."""
+def get(op: str, name: str, num_ranks: int | None = None, *, where: str = "") -> Algorithm:
+    """The algorithm; ValueError if it is unknown or, given num_ranks, cannot serve that many.
+
+    `where`: the call, for the error.
+    """
     found = _ALGORITHMS.get((op, name))
-    where = op
+    where = where or op
     fix = f"Algorithms of {op}: {', '.join([*RESERVED, *names(op)])}."
     if found is None:
         known = name in names()
-        problem = f"algorithm {name!r} does not serve {op}." if known else f"unknown: {name!r}."
+        problem = f"algorithm={name!r} does not serve this op." if known else f"algorithm={name!r} is unknown."
         raise ValueError(errors.text(where, problem, fix))
     if num_ranks is not None and (reason := found.supports(num_ranks)):
-        problem = f"algorithm {name!r} cannot serve {num_ranks} ranks: {reason}."
-        fix = f"Available for {num_ranks} ranks: {', '.join(supporting(op, num_ranks))}."
+        problem = f"algorithm={name!r} cannot serve {num_ranks} ranks: {reason}."
+        available = ", ".join([*RESERVED, *supporting(op, num_ranks)])
+        fix = f"Available for {num_ranks} ranks: {available}."
         raise ValueError(errors.text(where, problem, fix))
     return found
 

@@ -6,12 +6,12 @@ inner in at most one. Both trees have the ranks in order, from left to right, wi
 leaves; the second one counts the places from the other end (an even number of places) or from one
 further (an odd number), which turns odd places into even ones.
 
-reduce. Sums go up. broadcast. The array comes down. all_reduce. Up, then down. Each half is cut into
-chunks, which follow one another: in round i ranks at depth d of a tree of depth D send up chunk
-i - (D - d) and down chunk i - (D + d), so that both directions of all links are busy at once.
+reduce. Sums go up. broadcast. The array comes down. all_reduce. Up, then down. Each half is cut
+into chunks, which follow one another: in round i ranks at depth d of a tree of depth D send up
+chunk i - (D - d) and down chunk i - (D + d), so that both directions of all links are busy at once.
 
-Depth ceil(log2 n). Every rank sends the array at most once up (half in each tree) and once down (two
-children in the tree where it is inner). Wins for medium sizes and many ranks.
+Depth ceil(log2 n). Every rank sends the array at most once up (half in each tree) and once down
+(two children in the tree where it is inner). Wins for medium sizes and many ranks.
 
 Source: Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and
 scan", Parallel Computing 2009; the form of the trees is that of NCCL. Here the root is a rank above
