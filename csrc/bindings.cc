@@ -6,6 +6,7 @@
 #include "executor.h"
 #include "ffi.h"
 #include "metrics.h"
+#include "plan_store.h"
 #include "reduce.h"
 #include "site.h"
 
@@ -47,6 +48,21 @@ py::list Metrics() {
   return rows;
 }
 
+// `maker`(op, algorithm, num_ranks, root) -> bytes; its exceptions become the call's error.
+void SetPlanMaker(py::object maker) {
+  // Lives as long as the process: XLA may instantiate a program at any time.
+  auto* fn = new py::object(std::move(maker));
+  jcoll::SetPlanMaker(
+      [fn](const jcoll::PlanKey& key) -> std::variant<std::string, jcoll::Failure> {
+        py::gil_scoped_acquire gil;
+        try {
+          return std::string((*fn)(key.op, key.algorithm, key.num_ranks, key.root).cast<py::bytes>());
+        } catch (const std::exception& e) {
+          return jcoll::Failure{jcoll::FailureCode::kInvalidArgument, e.what()};
+        }
+      });
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_native, m) {
@@ -56,6 +72,8 @@ PYBIND11_MODULE(_native, m) {
   m.def("reset_metrics", &jcoll::ResetMetrics);
   m.def("set_default_timeout", &jcoll::SetDefaultTimeout, py::arg("seconds"));
   m.def("set_num_threads", &jcoll::Executor::SetNumThreads, py::arg("num_threads"));
+  m.def("set_plan_maker", &SetPlanMaker, py::arg("maker"));
+  m.def("forget_plans", &jcoll::ForgetPlans);
   m.def("num_threads", &jcoll::Executor::NumThreads);
   m.def("num_workers_alive", [] { return jcoll::Executor::Get().num_alive(); });
   m.def("num_sites", &jcoll::NumSites);

@@ -143,33 +143,65 @@ std::string Collective::TimeoutMessage(int64_t num_mesh_groups) const {
 
 void Collective::Start(int last_rank) {
   last_arrival_ = Clock::now();
-  failure_ = BuildMoves(*d_, buffers_, &moves_);
+  if (!PlanIsFollowed()) failure_ = BuildMoves(*d_, buffers_, &moves_);
   if (failure_) {
     Finish(last_rank);
   } else {
-    if (d_->motion == Motion::kBlocks) {
-      reduce_ = GetReduceFn(d_->dtype, d_->reduce_op);
-      element_nbytes_ = Size(d_->dtype);
-    }
-    const int64_t traffic_nbytes = moves_.traffic_nbytes();
-    if (traffic_nbytes <= kInlineTraffic) {
-      MoveInline(last_rank);
+    PrepareWork();
+    if (traffic_nbytes() <= kInlineTraffic) {
+      WorkInline(last_rank);
     } else {
-      MoveInParallel(traffic_nbytes, last_rank);
+      WorkInParallel(last_rank);
     }
   }
   num_users_.fetch_sub(1, std::memory_order_acq_rel);
 }
 
-void Collective::MoveInParallel(int64_t traffic_nbytes, int last_rank) {
-  stream_ = traffic_nbytes >= kStreamThresholdBytes;
+void Collective::PrepareWork() {
+  reduce_ = nullptr;
+  element_nbytes_ = 1;
+  if (d_->motion == Motion::kBlocks) {
+    reduce_ = GetReduceFn(d_->dtype, d_->reduce_op);
+    element_nbytes_ = Size(d_->dtype);
+  }
+  if (PlanIsFollowed()) {
+    const PlanMoves* plan = d_->plans[group_].get();
+    if (!plan->reduces) element_nbytes_ = 1;
+    plan_run_.Begin(plan, &buffers_, d_->block_nbytes, reduce_, element_nbytes_,
+                    Executor::NumThreads());
+  }
+}
+
+int64_t Collective::traffic_nbytes() const {
+  return PlanIsFollowed() ? plan_run_.traffic_nbytes() : moves_.traffic_nbytes();
+}
+
+void Collective::WorkInline(int last_rank) {
+  ScopedFlushDenormals flush;
+  if (PlanIsFollowed()) {
+    for (int lane = 0; lane < plan_run_.num_lanes(); ++lane) plan_run_.RunLane(lane);
+  } else {
+    for (int i = 0; i < moves_.size(); ++i) {
+      moves_.Run(moves_.Whole(i), reduce_, element_nbytes_, /*stream=*/false);
+    }
+  }
+  Finish(last_rank);
+}
+
+void Collective::WorkInParallel(int last_rank) {
   PrepareOutputs();
-  const int64_t share = traffic_nbytes / (kPiecesPerCore * Executor::NumThreads());
-  pieces_ = moves_.Cut(std::clamp(share, kMinPieceTraffic, kMaxPieceTraffic));
-  const int num_pieces = static_cast<int>(pieces_.size());
+  if (PlanIsFollowed()) {
+    num_pieces_ = plan_run_.num_lanes();
+  } else {
+    const int64_t traffic = traffic_nbytes();
+    stream_ = traffic >= kStreamThresholdBytes;
+    const int64_t share = traffic / (kPiecesPerCore * Executor::NumThreads());
+    pieces_ = moves_.Cut(std::clamp(share, kMinPieceTraffic, kMaxPieceTraffic));
+    num_pieces_ = static_cast<int>(pieces_.size());
+  }
   next_piece_.store(0, std::memory_order_relaxed);
-  pieces_left_.store(num_pieces, std::memory_order_relaxed);
-  const int helpers = std::min(num_pieces, Executor::NumThreads()) - 1;
+  pieces_left_.store(num_pieces_, std::memory_order_relaxed);
+  const int helpers = std::min(num_pieces_, Executor::NumThreads()) - 1;
   num_users_.fetch_add(helpers, std::memory_order_relaxed);
   Executor::Get().Push(shared_from_this(), -helpers, helpers, Executor::Wake::kHelpers);
   TakePieces(last_rank);
@@ -186,28 +218,25 @@ void Collective::PrepareOutputs() {
   }
 }
 
-void Collective::MoveInline(int last_rank) {
-  ScopedFlushDenormals flush;
-  for (int i = 0; i < moves_.size(); ++i) {
-    moves_.Run(moves_.Whole(i), reduce_, element_nbytes_, /*stream=*/false);
-  }
-  Finish(last_rank);
-}
-
 void Collective::TakePieces(int rank_here) {
   ScopedFlushDenormals flush;
-  const int num_pieces = static_cast<int>(pieces_.size());
   int done = 0;
   for (;;) {
     const int i = next_piece_.fetch_add(1, std::memory_order_relaxed);
-    if (i >= num_pieces) break;
-    if (fresh_outputs_) moves_.Prefault(pieces_[i]);
-    moves_.Run(pieces_[i], reduce_, element_nbytes_, stream_);
+    if (i >= num_pieces_) break;
+    RunPiece(i);
     ++done;
   }
   // acq_rel: whoever brings the count to zero has seen, and publishes, everybody's writes.
-  if (done > 0 && pieces_left_.fetch_sub(done, std::memory_order_acq_rel) == done)
+  if (done > 0 && pieces_left_.fetch_sub(done, std::memory_order_acq_rel) == done) {
     Finish(rank_here);
+  }
+}
+
+void Collective::RunPiece(int piece) {
+  if (PlanIsFollowed()) return plan_run_.RunLane(piece);
+  if (fresh_outputs_) moves_.Prefault(pieces_[piece]);
+  moves_.Run(pieces_[piece], reduce_, element_nbytes_, stream_);
 }
 
 void Collective::Finish(int rank_here) {

@@ -17,6 +17,7 @@
 #include "failure.h"
 #include "metrics.h"
 #include "moves.h"
+#include "plan_run.h"
 
 namespace jcoll {
 
@@ -76,13 +77,17 @@ class Collective : public Runnable, public std::enable_shared_from_this<Collecti
   // the rank that came last.
   void Start(int last_rank);
 
-  // Runnable: index >= 0 completes a rank, counted from first_completed_; others take pieces until
-  // none is left.
+  // Runnable: index >= 0 completes a rank, counted from first_completed_; others take pieces of the
+  // work until none is left.
   void Run(int index) override;
 
  private:
-  void MoveInline(int last_rank);
-  void MoveInParallel(int64_t traffic_nbytes, int last_rank);
+  bool PlanIsFollowed() const { return !d_->plans.empty(); }
+  void PrepareWork();
+  int64_t traffic_nbytes() const;
+  void WorkInline(int last_rank);
+  void WorkInParallel(int last_rank);
+  void RunPiece(int piece);
   void PrepareOutputs();
   // `rank_here`: the rank whose handler is on the stack, or -1 on a helper. Its own completion
   // needs no thread: XLA has not seen the future yet, so that setting it runs nothing.
@@ -118,7 +123,9 @@ class Collective : public Runnable, public std::enable_shared_from_this<Collecti
   int64_t element_nbytes_ = 1;
   bool stream_ = false;
   bool fresh_outputs_ = false;
-  std::vector<MoveList::Piece> pieces_;
+  std::vector<MoveList::Piece> pieces_;  // Of moves_; those of plan_run_ are its lanes.
+  PlanRun plan_run_;
+  int num_pieces_ = 0;
   std::atomic<int> next_piece_{0};
   std::atomic<int> pieces_left_{0};
 };

@@ -52,8 +52,29 @@ std::optional<Failure> ValidateRows(const Description& d) {
   return std::nullopt;
 }
 
+bool CanReduce(const Description& d) {
+  return Supports(d.dtype, d.reduce_op) && d.block_nbytes % Size(d.dtype) == 0;
+}
+
+std::optional<Failure> ValidatePlans(const Description& d) {
+  if (static_cast<int>(d.plans.size()) != d.num_groups()) return Malformed(d, "a plan is missing");
+  for (int g = 0; g < d.num_groups(); ++g) {
+    const PlanMoves& plan = *d.plans[g];
+    if (plan.num_ranks != d.group_size(g) || plan.in_blocks != d.in_blocks ||
+        plan.out_blocks != d.out_blocks) {
+      return Malformed(d, "the plan is one of another op or number of ranks");
+    }
+    // A mean is a sum that is divided afterwards; a plan reduces in several passes.
+    if (plan.reduces && (!CanReduce(d) || d.reduce_op == ReduceOp::kMean)) {
+      return Malformed(d, "this reduction does not exist for this dtype");
+    }
+  }
+  return std::nullopt;
+}
+
 std::optional<Failure> ValidateBlocks(const Description& d) {
   if (d.in_blocks < 0 || d.out_blocks < 0 || d.block_nbytes < 0) return Malformed(d, "sizes < 0");
+  if (!d.plans.empty()) return ValidatePlans(d);
   int largest = 0, smallest = d.axis_size;
   for (int g = 0; g < d.num_groups(); ++g) {
     largest = std::max(largest, d.group_size(g));
@@ -69,7 +90,7 @@ std::optional<Failure> ValidateBlocks(const Description& d) {
     }
     reduces |= v <= -2;
   }
-  if (reduces && (!Supports(d.dtype, d.reduce_op) || d.block_nbytes % Size(d.dtype) != 0)) {
+  if (reduces && !CanReduce(d)) {
     return Malformed(d, "this reduction does not exist for this dtype");
   }
   return std::nullopt;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "dtype.h"
 #include "failure.h"
 #include "moves.h"
+#include "plan_moves.h"
 #include "reduce.h"
 
 namespace jcoll {
@@ -52,6 +54,10 @@ struct Description {
   int in_blocks = 1, out_blocks = 1;
   int64_t block_nbytes = 0;
   std::vector<int64_t> source_map;
+
+  // The plan of every group, where one is followed: kBlocks, with the blocks of its op, and
+  // source_map is not looked at. Empty: "direct".
+  std::vector<std::shared_ptr<const PlanMoves>> plans;
 
   // kRagged, kVariable, kVariableBack: rows of row_nbytes; counts and offsets of index_nbytes each.
   int64_t row_nbytes = 0, in_rows = 0, out_rows = 0;

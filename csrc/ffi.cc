@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 
+#include "plan_store.h"
 #include "site.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -72,6 +73,7 @@ class Attributes {
     out->assign(span.begin(), span.end());
   }
 
+  bool Has(std::string_view name) const { return attrs_.contains(name); }
   const std::string& bad() const { return bad_; }
   void MarkBad(std::string_view name) {
     if (bad_.empty()) bad_ = std::string(name);
@@ -103,6 +105,22 @@ bool ParseMotion(std::string_view name, Motion* motion) {
   else
     return false;
   return true;
+}
+
+// The plans of a call that names one: attribute "plan_op", absent for the direct algorithm.
+std::optional<Failure> FindPlans(Attributes& attrs, Description* d) {
+  if (!attrs.Has("plan_op")) return std::nullopt;
+  PlanKey key;
+  key.algorithm = d->algorithm;
+  attrs.Read("plan_op", &key.op);
+  attrs.Read("root", &key.root);
+  for (int group = 0; group < d->num_groups(); ++group) {
+    key.num_ranks = d->group_size(group);
+    auto plan = PlanFor(key);
+    if (auto* failure = std::get_if<Failure>(&plan)) return *failure;
+    d->plans.push_back(std::get<std::shared_ptr<const PlanMoves>>(plan));
+  }
+  return std::nullopt;
 }
 
 ffi::ErrorOr<std::unique_ptr<SiteState>> Instantiate(ffi::Dictionary dictionary) {
@@ -147,7 +165,9 @@ ffi::ErrorOr<std::unique_ptr<SiteState>> Instantiate(ffi::Dictionary dictionary)
                                       "jcoll: the custom call's attribute '" + attrs.bad() +
                                           "' is missing or malformed." + kRecompile));
   }
-  if (auto failure = d.Validate()) {
+  auto failure = FindPlans(attrs, &d);
+  if (!failure) failure = d.Validate();
+  if (failure) {
     return ffi::Unexpected(
         ffi::Error(static_cast<ffi::ErrorCode>(ToErrorCode(failure->code)), failure->message));
   }

@@ -1,5 +1,6 @@
 """The module that csrc/bindings.cc makes."""
 
+from collections.abc import Callable
 from typing import Any
 
 def targets() -> dict[str, dict[str, object]]:
@@ -16,6 +17,12 @@ def set_default_timeout(seconds: float) -> None:
 
 def set_num_threads(num_threads: int) -> None:
     """The size of the pool; to be called before the first collective."""
+
+def set_plan_maker(maker: Callable[[str, str, int, int], bytes]) -> None:
+    """`maker`(op, algorithm, num_ranks, root) gives the plans that programs name, encoded."""
+
+def forget_plans() -> None:
+    """Has plans made anew for programs that are loaded from now on."""
 
 def num_threads() -> int:
     """The size of the pool: the cores of this process, unless set."""

@@ -50,7 +50,8 @@ class Config:
     this process."""
 
     algorithm: str = "auto"
-    """`JCOLL_ALGORITHM`: what `algorithm="auto"` means: auto, direct, or xla (XLA's own)."""
+    """`JCOLL_ALGORITHM`: what `algorithm="auto"` means where it serves the op: auto, direct, xla
+    (XLA's own), or the name of an algorithm."""
 
     intercept: bool = False
     """`JCOLL_INTERCEPT`: 1 lowers `jax.lax`'s collectives through jcoll from import on."""
@@ -64,7 +65,7 @@ class Config:
         return Config(
             timeout_s=_positive(env, "JCOLL_TIMEOUT", 300.0, float),
             num_threads=min(MAX_THREADS, int(_positive(env, "JCOLL_NUM_THREADS", 0, int))),
-            algorithm=_choice(env, "JCOLL_ALGORITHM", "auto", ("auto", "direct", "xla")),
+            algorithm=env.get("JCOLL_ALGORITHM") or "auto",
             intercept=_choice(env, "JCOLL_INTERCEPT", "0", ("0", "1")) == "1",
             isa=_choice(env, "JCOLL_ISA", "best", ("best", "avx512", "avx2", "baseline")),
         )

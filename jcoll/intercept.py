@@ -15,7 +15,7 @@ import math
 import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -115,8 +115,8 @@ def _lower(
     call, obstacle = _as_call(translation, ctx, params)
     algorithm, reason = _choose(platforms, ctx, call, obstacle)
     decisions.record(call, ctx.avals_in, algorithm, f"jax.lax.{translation.lax_name}, {reason}")
-    if algorithm == "direct":
-        run = partial(_run, call, ctx)
+    if algorithm != "xla":
+        run = partial(_run, replace(call, algorithm=algorithm), ctx)
     elif translation.exists_on_cpu or platforms != ("cpu",) or obstacle is not None:
         return original(ctx, *args, **params)
     else:
@@ -142,7 +142,7 @@ def _choose(
 
 def _run(call: Call, ctx: Any, spec: CollectiveSpec, *arrays: Any, **static: Any) -> Sequence[Any]:
     """Runs a collective on the CPU runtime."""
-    return _lowering.run_direct(spec, ctx, *arrays, call=call, **static)
+    return _lowering.run_native(spec, ctx, *arrays, call=call, **static)
 
 
 def _run_by_lax(call: Call, spec: CollectiveSpec, *arrays: Any, **static: Any) -> Sequence[Any]:
@@ -165,7 +165,7 @@ def _as_call(translation: _Translation, ctx: Any, params: Any) -> tuple[Call, st
         op=translation.spec.name,
         axes=axes,
         groups=groups,
-        algorithm="xla" if config.algorithm == "xla" else "auto",
+        algorithm="auto",
         timeout_s=0.0,
         call_site=_call_site(ctx),
     )

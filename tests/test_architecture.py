@@ -23,8 +23,9 @@ MAX_COLUMNS = 100
 # A part may import the parts of earlier rows and itself, not its neighbours in the row.
 ORDER = (
     ("config", "errors", "_compat", "_native"),
-    ("plan", "comm"),
+    ("plan",),
     ("algorithms",),
+    ("comm",),
     ("tuning",),
     ("observe",),
     ("runtime",),

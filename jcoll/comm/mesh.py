@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from jcoll import _compat, errors
+from jcoll.algorithms import registry
+from jcoll.algorithms.registry import RESERVED
 from jcoll.comm.group import Groups, make_groups
 from jcoll.config import config
 
 AxisName = Hashable | Sequence[Hashable]
-ALGORITHMS = ("auto", "direct", "xla")
 
 _JCOLL_DIR = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
@@ -62,8 +63,12 @@ def make_call(
     algorithm: str = "auto",
     timeout_s: float | None = None,
     need_uniform: bool = True,
+    plan_op: str = "",
 ) -> Call:
-    """Checks and gathers the arguments that all ops share. Raises errors of the four-part form."""
+    """Checks and gathers the arguments that all ops share. Raises errors of the four-part form.
+
+    `plan_op`: the op whose algorithms serve, if it is not `op` itself.
+    """
     axes = _axes(op, axis_name)
     where = f"{op} over axis {_axis_text(axes)}"
     size = 1
@@ -71,15 +76,33 @@ def make_call(
         size *= _axis_size(op, axis)
     groups = make_groups(where, size, axis_index_groups, need_uniform=need_uniform)
     refuse_traced(where, algorithm=algorithm, timeout_s=timeout_s)
-    if algorithm not in ALGORITHMS:
-        problem = f"algorithm={algorithm!r} is unknown."
-        raise ValueError(errors.text(where, problem, f"Choose one of {', '.join(ALGORITHMS)}."))
-    if algorithm == "auto":
-        algorithm = config.algorithm
+    _check_algorithm(where, plan_op or op, algorithm, groups)
     if timeout_s is not None and not _is_duration(timeout_s):
         problem = f"timeout_s={timeout_s!r} is not a positive number of seconds."
         raise ValueError(errors.text(where, problem, "Pass a static positive number, or None."))
     return Call(op, axes, groups, algorithm, float(timeout_s or 0.0), user_call_site())
+
+
+def _check_algorithm(where: str, op: str, name: Any, groups: Groups) -> None:
+    if not isinstance(name, str):
+        problem = f"algorithm={name!r} is not a name."
+        raise TypeError(errors.text(where, problem, "Pass a str; jcoll.algorithms lists them."))
+    if name not in RESERVED:
+        for size in set(groups.sizes):
+            registry.get(op, name, size, where=where)
+
+
+def configured_algorithm(op: str, groups: Groups) -> str:
+    """What JCOLL_ALGORITHM wants, "auto" if that is nothing or does not serve this op."""
+    name = config.algorithm
+    if name in RESERVED:
+        return name
+    if name not in registry.names():
+        problem = f"JCOLL_ALGORITHM={name!r} in the environment is not an algorithm."
+        fix = f"Use one of {', '.join([*RESERVED, *registry.names()])}, or unset it."
+        raise ValueError(errors.text("config", problem, fix))
+    served = all(name in registry.supporting(op, size) for size in groups.sizes)
+    return name if served else "auto"
 
 
 def _is_duration(x: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jcoll import _compat, errors
-from jcoll.comm.mesh import Call, signature
+from jcoll.algorithms.registry import RESERVED
+from jcoll.comm.mesh import Call, configured_algorithm, signature
 from jcoll.ops._reductions import accumulation_dtype
 from jcoll.runtime import decisions, native
 
@@ -54,25 +55,33 @@ def register(spec: Any, primitive: Any) -> None:
 def _lower(spec: Any, platform: str, ctx: Any, *args: Any, call: Call, **static: Any) -> Any:
     algorithm, reason = choose(platform, ctx, call)
     decisions.record(call, ctx.avals_in, algorithm, reason)
-    if algorithm == "direct" or _is_alone(spec, call):
-        fn = partial(run_direct, spec, ctx, call=call, **static)
-    else:
+    call = replace(call, algorithm=algorithm)
+    if algorithm == "xla" and not _is_alone(spec, call):
         fn = partial(spec.xla, call=call, platform=platform, **static)
+    elif static.get("op") == "mean" and algorithm not in RESERVED:
+        fn = partial(_mean_by_plan, spec, ctx, call=call, **static)
+    else:
+        fn = partial(run_native, spec, ctx, call=call, **static)
     with _compat.untyped_axes():
         return _compat.lower_fun(fn, multiple_results=True)(ctx, *args)
 
 
 def choose(platform: str, ctx: Any, call: Call) -> tuple[str, str]:
     """The algorithm for a call, and why. Raises if the one asked for cannot serve it."""
-    obstacle = _obstacle(platform, ctx)
     if call.algorithm == "xla":
         return "xla", "asked for"
-    if obstacle is None:
-        return "direct", "asked for" if call.algorithm == "direct" else "fastest in one process"
-    if call.algorithm == "direct":
-        problem = f"algorithm='direct' cannot serve this call: {obstacle}."
+    obstacle = _obstacle(platform, ctx)
+    if call.algorithm != "auto":
+        if obstacle is None:
+            return call.algorithm, "asked for"
+        problem = f"algorithm={call.algorithm!r} cannot serve this call: {obstacle}."
         raise ValueError(errors.text(call.where, problem, "Available here: auto, xla."))
-    return "xla", obstacle
+    if obstacle is not None:
+        return "xla", obstacle
+    configured = configured_algorithm(call.op, call.groups)
+    if configured != "auto":
+        return configured, "JCOLL_ALGORITHM"
+    return "direct", "fastest in one process"
 
 
 def _obstacle(platform: str, ctx: Any) -> str | None:
@@ -135,7 +144,14 @@ def _is_alone(spec: Any, call: Call) -> bool:
     return call.num_ranks == 1 and not spec.index_inputs
 
 
-def run_direct(spec: Any, ctx: Any, *arrays: Any, call: Call, **static: Any) -> list[Any]:
+def _mean_by_plan(spec: Any, ctx: Any, x: Any, *, call: Call, op: str, **static: Any) -> list[Any]:
+    """A plan reduces step by step, so that nobody knows by what to divide before the end."""
+    del op
+    (y,) = run_native(spec, ctx, x, call=call, op="sum", **static)
+    return [y / jnp.asarray(call.num_ranks, y.dtype)]
+
+
+def run_native(spec: Any, ctx: Any, *arrays: Any, call: Call, **static: Any) -> list[Any]:
     """The collective as a custom call of the CPU runtime; traceable, inside a lowering rule."""
     if _is_alone(spec, call):
         return [y[0] for y in spec.stacked(jnp, *(x[None] for x in arrays), **static)]
@@ -151,7 +167,8 @@ def run_direct(spec: Any, ctx: Any, *arrays: Any, call: Call, **static: Any) -> 
         *wire,
         shapes=tuple(shapes),
         aliases=motion.aliases,
-        attributes=_attributes(call, mesh_shape, motion, avals, shapes, jax.typeof(arrays[0])),
+        attributes=_attributes(call, mesh_shape, motion, avals, shapes, jax.typeof(arrays[0]))
+        + _plan_attributes(spec, call, static.get("root", 0)),
     )
     return [y if y.dtype == d else y.astype(d) for y, d in zip(outs, out_dtypes, strict=True)]
 
@@ -193,7 +210,7 @@ def _attributes(
     attributes: dict[str, Any] = {
         "op": call.op,
         "axis": call.axis_text,
-        "algorithm": "direct",
+        "algorithm": call.algorithm,
         "call_site": call.call_site,
         "signature": signature(given),
         "dtype": str(avals[0].dtype),
@@ -208,15 +225,21 @@ def _attributes(
     if group_of:
         attributes |= {"group_of": tuple(group_of), "rank_of": tuple(rank_of)}
     if motion.kind == "blocks":
-        source_map = np.asarray(motion.source_map, np.int64).reshape(-1)
         attributes |= {
             "reduce_op": motion.reduce_op,
             "in_blocks": motion.in_blocks,
             "out_blocks": motion.out_blocks,
             "block_nbytes": in_nbytes // motion.in_blocks,
-            "source_map": tuple(source_map.tolist()),
         }
+        if call.algorithm in RESERVED:  # Else the plan says it.
+            source_map = np.asarray(motion.source_map, np.int64).reshape(-1)
+            attributes["source_map"] = tuple(source_map.tolist())
     return tuple(sorted((attributes | motion.rows).items()))
+
+
+def _plan_attributes(spec: Any, call: Call, root: int) -> tuple:
+    """The name of the plan, if one is to be followed; resolved when the program is loaded."""
+    return () if call.algorithm in RESERVED else (("plan_op", spec.name), ("root", root))
 
 
 def _nbytes(shape: Sequence[int], dtype: Any) -> int:

@@ -11,7 +11,9 @@ from typing import Any
 import jax
 
 from jcoll import errors
+from jcoll.algorithms import registry
 from jcoll.config import config
+from jcoll.runtime import plans
 
 try:
     from jcoll import _native
@@ -36,6 +38,8 @@ def _set_up() -> None:
         raise ValueError(
             errors.text("config", problem, f"It has {_native.isa()}; unset JCOLL_ISA.")
         )
+    _native.set_plan_maker(plans.make)
+    registry.on_register.append(_native.forget_plans)
     for name, stages in _native.targets().items():
         jax.ffi.register_ffi_target(name, stages, platform="cpu")
 

@@ -1,0 +1,45 @@
+// One collective done by a plan, with all its ranks in this process.
+//
+// The bytes of every chunk are cut into lanes: lane l is bytes [l * lane_nbytes, (l + 1) *
+// lane_nbytes) of each chunk. A lane runs the whole plan on its bytes, on one thread, and shares
+// nothing with the others. A lane's part of all buffers fits in the L2 cache, so that a value which
+// the plan passes on from rank to rank is read from memory once.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "moves.h"
+#include "plan_moves.h"
+#include "reduce.h"
+
+namespace jcoll {
+
+class PlanRun {
+ public:
+  // `moves` and `ranks` outlive the run. `reduce` is needed by plans that reduce; else null, with an
+  // element of one byte.
+  void Begin(const PlanMoves* moves, const std::vector<RankBuffers>* ranks, int64_t block_nbytes,
+             ReduceFn reduce, int64_t element_nbytes, int num_threads);
+
+  int64_t traffic_nbytes() const { return moves_->traffic_chunks() * chunk_nbytes_; }
+  int num_lanes() const { return num_lanes_; }
+  void RunLane(int lane) const;
+
+ private:
+  struct Range {
+    int64_t begin, end;  // Of a block, in bytes.
+  };
+  Range LaneOfPart(int lane, int part) const;
+  char* At(const ChunkRef& c, int64_t begin, char* scratch) const;
+
+  const PlanMoves* moves_ = nullptr;
+  const std::vector<RankBuffers>* ranks_ = nullptr;
+  ReduceFn reduce_ = nullptr;
+  int64_t block_nbytes_ = 0, element_nbytes_ = 1;
+  int64_t chunk_nbytes_ = 0;  // Of all chunks but the last ones of a block.
+  int64_t lane_nbytes_ = 1;
+  int num_lanes_ = 0;
+};
+
+}  // namespace jcoll
