@@ -84,7 +84,7 @@ def test_other_rank_counts(n: int) -> None:
     for case in CASES:
         dtypes = [d for d in ("float32", "bfloat16", "int32") if d in case.dtypes]
         args = [inputs(case, n, (33,), dtype, n) for dtype in dtypes]
-        for arrays, out in zip(args, run(case, n, "direct", args), strict=True):
+        for arrays, out in zip(args, run(case, n, "direct", args, check_vma=True), strict=True):
             check(case, n, arrays, out)
 
 
