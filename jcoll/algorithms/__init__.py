@@ -5,6 +5,7 @@ from jcoll.algorithms import bruck as bruck
 from jcoll.algorithms import butterfly as butterfly
 from jcoll.algorithms import direct as direct
 from jcoll.algorithms import halving_doubling as halving_doubling
+from jcoll.algorithms import hierarchical as hierarchical
 from jcoll.algorithms import pairwise as pairwise
 from jcoll.algorithms import pat as pat
 from jcoll.algorithms import ring as ring

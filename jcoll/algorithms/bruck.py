@@ -37,7 +37,7 @@ def all_gather(p: Builder) -> None:
     for i in range(_rounds(n)):
         have = 1 << i
         p.send(r, (r - have) % n, blocks, to=blocks + have, count=min(have, n - have))
-    p.copy(r, blocks, to=r, count=n - r)
+    p.copy(r[:-1], blocks + 1, to=r[:-1] + 1, count=n - 1 - r[:-1])
     p.copy(r[1:], blocks + n - r[1:], to=0, count=r[1:])
 
 

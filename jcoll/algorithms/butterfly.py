@@ -33,7 +33,7 @@ from jcoll.plan.builder import Builder
 def all_reduce(p: Builder) -> None:
     fold = Fold(p.num_ranks)
     core, v = fold.core, np.arange(fold.size)
-    now = np.zeros(fold.size, int)  # Of each rank of the core the chunk with its sum so far.
+    now = np.full(fold.size, p.private(0))  # Where each rank of the core has its sum so far.
     if fold.num_extra:
         folded = p.scratch()
         p.send(fold.extra, fold.host, 0, into=folded, reduce=True)

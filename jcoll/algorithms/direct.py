@@ -33,14 +33,15 @@ def _share(n: int) -> float:
 @algorithm("one_shot", op="all_reduce", rounds=_one, sent=lambda n: n - 1)
 def all_reduce(p: Builder) -> None:
     r, n = p.ranks, p.num_ranks
+    own = p.private(0)
     given = p.scratch(n)  # Chunk given + j: what rank j has sent.
     total = given  # Rank 0's is the first; the others are added to it.
     with p.at_once():
         for k in range(1, n):
-            p.send(r, (r + k) % n, 0, to=given + r)
-    p.copy(0, 0, to=total)
+            p.send(r, (r + k) % n, own, to=given + r)
+    p.copy(0, own, to=total)
     for j in range(1, n):
-        p.send(r, r, np.where(r == j, 0, given + j), to=total, reduce=True)
+        p.send(r, r, np.where(r == j, own, given + j), to=total, reduce=True)
     p.copy(r, total, to=0)
 
 

@@ -82,10 +82,10 @@ def _double(p: Builder, fold: Fold, ranges: Ranges) -> None:
 
 
 def _sent_all_gather(n: int) -> float:
-    """Rank 0, whose ranges have the most pairs, sends the most; last, all to its extra rank."""
+    """Rank 0, whose ranges have the most pairs, sends the most; last, to its extra rank."""
     fold = Fold(n)
     blocks = sum(int(fold.first(np.array(1 << i))) for i in range(fold.log))
-    return (blocks + n * (fold.num_extra > 0)) / n
+    return (blocks + (n - 1) * (fold.num_extra > 0)) / n
 
 
 @algorithm(
@@ -108,7 +108,10 @@ def all_gather(p: Builder) -> None:
     fold = Fold(p.num_ranks)
     p.send(fold.extra, fold.host, fold.extra)
     _double(p, fold, fold.blocks)
-    p.send(fold.host, fold.extra, 0, count=p.num_ranks)
+    p.send(fold.host, fold.extra, 0, count=fold.extra)
+    more = fold.extra < p.num_ranks - 1
+    host, extra = fold.host[more], fold.extra[more]
+    p.send(host, extra, extra + 1, count=p.num_ranks - 1 - extra)
 
 
 @algorithm(

@@ -153,7 +153,11 @@ def get(op: str, name: str, num_ranks: int | None = None, *, where: str = "") ->
     fix = f"Algorithms of {op}: {', '.join([*RESERVED, *names(op)])}."
     if found is None:
         known = name in names()
-        problem = f"algorithm={name!r} does not serve this op." if known else f"algorithm={name!r} is unknown."
+        problem = (
+            f"algorithm={name!r} does not serve this op."
+            if known
+            else f"algorithm={name!r} is unknown."
+        )
         raise ValueError(errors.text(where, problem, fix))
     if num_ranks is not None and (reason := found.supports(num_ranks)):
         problem = f"algorithm={name!r} cannot serve {num_ranks} ranks: {reason}."

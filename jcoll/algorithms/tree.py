@@ -106,13 +106,13 @@ def _moves(tree: _Tree, chunk: int, direction: int) -> list[_Messages]:
     for edges in tree.sides:
         due = chunk - direction * edges.depth
         some = (due >= 0) & (due < tree.num_chunks)
-        ends = (edges.child[some], edges.parent[some])[::-direction]
-        found.append(_Messages(*ends, tree.first_chunk + due[some], direction < 0))
+        src, dst = (edges.child[some], edges.parent[some])[::-direction]
+        found.append(_Messages(src, dst, tree.first_chunk + due[some], direction < 0))
     return found
 
 
 def _send(p: Builder, messages: list[_Messages]) -> None:
-    """In one round, but for the messages of the second tree between the same ranks as in the first."""
+    """In one round, but for the second tree's messages between the same ranks as the first's."""
     sent, late = np.zeros(0, int), []
     with p.at_once():
         for m in messages:

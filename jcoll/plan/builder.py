@@ -165,6 +165,21 @@ class Builder:
         self._round_pairs = np.concatenate([self._round_pairs, pairs])
         return joins
 
+    def private(self, chunk: int) -> int:
+        """A work chunk with the same value, to be sent by a rank that will write to `chunk` later.
+
+        It is `chunk` where that is the rank's input, which nothing overwrites, else a copy: a part
+        of another algorithm (subgroup.py) begins with values that lie where its results will.
+        """
+        if self._is_input(chunk):
+            return chunk
+        copy = self.scratch()
+        self.copy(self.ranks, chunk, copy)
+        return copy
+
+    def _is_input(self, chunk: int) -> bool:
+        return bool((self._where[:, chunk] == Buffer.INPUT).all())
+
     def finish(self) -> Plan:
         """Copies to OUTPUT what is not there yet, and returns the plan."""
         blocks = np.arange(self.num_chunks) // self.chunks_per_block
@@ -174,7 +189,7 @@ class Builder:
         where = self._where[:, : self.num_chunks]
         late = (outputs != NONE) & (where != Buffer.OUTPUT) & (where != _NOWHERE)
         if self.spec.two_sided:
-            self._copy_own_block(late)
+            self._copy_own_block()
         late_where = np.where(late, where, _NOWHERE)
         for first in range(0, self.num_chunks, self.chunks_per_block):
             self._bring_block_home(first, late_where[:, first : first + self.chunks_per_block])
@@ -189,11 +204,18 @@ class Builder:
             steps=steps,
         )
 
-    def _copy_own_block(self, late: Array) -> None:
+    def is_written(self, rank: Array, chunk: Ints) -> Array:
+        """Whether work chunks have a value."""
+        return self._where[rank, chunk] != _NOWHERE
+
+    def _num_work_chunks(self) -> int:
+        return self._where.shape[1]
+
+    def _copy_own_block(self) -> None:
         """all_to_all: the block that a rank keeps need not be written about by every algorithm."""
         for part in range(self.chunks_per_block):
             to = self.chunk_of(self.num_ranks + self.ranks, part)
-            left = self._where[self.ranks, to] == _NOWHERE
+            left = ~self.is_written(self.ranks, to)
             if left.any():
                 r = self.ranks[left]
                 self.copy(r, self.chunk_of(r, part), self.chunk_of(self.num_ranks + r, part))
@@ -211,7 +233,7 @@ class Builder:
                     f"{self.algorithm} {self.op}: rank {twice} is twice in {name} of one send().\n"
                     "  Use one send() for each."
                 )
-        limit = self._where.shape[1]
+        limit = self._num_work_chunks()
         for chunk in chunks:
             if np.any((count < 1) | (chunk < 0) | (chunk + count > limit)):
                 i = int(np.flatnonzero((count < 1) | (chunk < 0) | (chunk + count > limit))[0])
