@@ -17,9 +17,9 @@ struct Header {
 };
 
 Failure Malformed(const std::string& what) {
-  return {FailureCode::kInvalidArgument,
-          "jcoll: the encoded plan is malformed: " + what + ".\n  It is cut off, damaged or of " +
-              "another version of jcoll."};
+  return {FailureCode::kInvalidArgument, "jcoll: the encoded plan is malformed: " + what +
+                                             ".\n  It is cut off, damaged or of " +
+                                             "another version of jcoll."};
 }
 
 std::optional<Failure> CheckHeader(const Header& h, int64_t num_words) {

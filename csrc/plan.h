@@ -1,5 +1,5 @@
-// A plan: the finished program of one collective for all ranks, as jcoll/plan/ir.py describes it and
-// jcoll/plan/encode.py writes it.
+// A plan: the finished program of one collective for all ranks, as jcoll/plan/ir.py describes it
+// and jcoll/plan/encode.py writes it.
 #pragma once
 
 #include <cstdint>

@@ -11,109 +11,72 @@ namespace {
 
 constexpr int32_t kNone = -1;
 
-// A reduction in the making.
-struct Draft {
-  ChunkRef dst;
-  int32_t part;
-  std::vector<ChunkRef> srcs;
-  bool joined = false;  // Its operands have become those of a later draft.
-};
-
-// What is known of a chunk of a rank.
-struct Place {
-  int32_t last_write = kNone, last_read = kNone;  // Drafts.
-  int32_t part = kNone;                           // Of the value it holds.
-};
-
-// Turns transfers, in an order in which they can happen, into drafts.
+// Turns transfers, in an order in which they can happen, into operations on values.
 class Writer {
  public:
-  explicit Writer(const Plan& plan) : plan_(plan) {
-    for (int b = 0; b < 3; ++b) {
-      base_[b] = stride_;
-      stride_ += plan.num_chunks(static_cast<PlanBuffer>(b));
-    }
-    places_.resize(static_cast<size_t>(stride_) * plan.num_ranks);
-  }
+  explicit Writer(const Plan& plan) : plan_(plan), values_(plan) {}
 
-  std::optional<Failure> Write(const ChunkRef& dst, std::vector<ChunkRef> srcs) {
-    const int32_t part = PartOf(srcs[0]);
-    if (part == kNone) return Bad(srcs[0], "is read before it is written");
+  std::optional<Failure> Write(const ChunkRef& dst, const std::vector<ChunkRef>& srcs) {
+    std::vector<PlanValues::Id> ids;
+    for (const ChunkRef& src : srcs) {
+      ids.push_back(values_.At(src));
+      if (ids.back() == PlanValues::kNone) return Bad(src, "is read before it is written");
+    }
+    const int32_t part = values_.value(ids[0]).part;
     const bool has_home = dst.buffer != PlanBuffer::kScratch;
-    if (plan_.chunks_per_block > 1 && has_home && dst.chunk % plan_.chunks_per_block != part) {
+    if (has_home && dst.chunk % plan_.chunks_per_block != part) {
       return Bad(dst, "is written with a chunk of another length");
     }
-    Join(dst, &srcs);
-    const int32_t index = static_cast<int32_t>(drafts_.size());
-    for (const ChunkRef& src : srcs) At(src).last_read = index;
-    At(dst).last_write = index;
-    At(dst).part = part;
-    drafts_.push_back({dst, part, std::move(srcs)});
+    values_.Write(dst, part, std::move(ids));
     return std::nullopt;
   }
 
-  void Finish(PlanMoves* out) {
+  void Finish(bool simplify, PlanMoves* out) {
     ZeroWhatIsMissing();
-    for (Draft& d : drafts_) {
-      if (d.joined) continue;
-      std::stable_sort(d.srcs.begin(), d.srcs.end(),
-                       [](const ChunkRef& a, const ChunkRef& b) { return a.rank < b.rank; });
-      out->moves.push_back({d.dst, d.part, static_cast<int32_t>(out->srcs.size()),
-                            static_cast<int32_t>(d.srcs.size())});
-      out->srcs.insert(out->srcs.end(), d.srcs.begin(), d.srcs.end());
+    if (simplify) values_.Simplify();
+    for (const PlanValues::Operation& op : values_.operations()) {
+      if (!op.dsts.empty()) Append(op, out);
     }
   }
 
  private:
-  Place& At(const ChunkRef& c) {
-    return places_[static_cast<size_t>(c.rank) * stride_ + base_[static_cast<int>(c.buffer)] +
-                   c.chunk];
-  }
-
-  // The place in its block of the value that a chunk holds.
-  int32_t PartOf(const ChunkRef& c) {
-    if (c.buffer == PlanBuffer::kInput) return c.chunk % plan_.chunks_per_block;
-    return At(c).part;
-  }
-
-  // If the first operand is the old value of dst, and has been computed for this alone, takes its
-  // operands in its place. They must still be what they were.
-  void Join(const ChunkRef& dst, std::vector<ChunkRef>* srcs) {
-    if (srcs->size() < 2) return;
-    const int32_t writer = At(dst).last_write;
-    const ChunkRef& first = (*srcs)[0];
-    if (writer == kNone || &At(first) != &At(dst) || At(dst).last_read > writer) return;
-    Draft& old = drafts_[writer];
-    for (const ChunkRef& src : old.srcs) {
-      if (&At(src) != &At(dst) && At(src).last_write > writer) return;
-    }
-    old.joined = true;
-    srcs->erase(srcs->begin());
-    srcs->insert(srcs->begin(), old.srcs.begin(), old.srcs.end());
-  }
-
   // Ranks that receive nothing (all but the root of reduce and gather) return zeros.
   void ZeroWhatIsMissing() {
     for (int32_t rank = 0; rank < plan_.num_ranks; ++rank) {
       for (int32_t c = 0; c < plan_.num_chunks(PlanBuffer::kOutput); ++c) {
-        const ChunkRef dst{rank, PlanBuffer::kOutput, c};
-        if (At(dst).last_write == kNone) drafts_.push_back({dst, c % plan_.chunks_per_block, {}});
+        const ChunkRef place{rank, PlanBuffer::kOutput, c};
+        if (values_.At(place) != PlanValues::kNone) continue;
+        values_.Write(place, c % plan_.chunks_per_block, {});
       }
     }
   }
 
+  void Append(const PlanValues::Operation& op, PlanMoves* out) {
+    PlanMoves::Move m;
+    m.part = values_.value(op.dsts[0]).part;
+    m.first_src = static_cast<int32_t>(out->srcs.size());
+    m.num_srcs = static_cast<int32_t>(op.srcs.size());
+    m.first_dst = static_cast<int32_t>(out->dsts.size());
+    m.num_dsts = static_cast<int32_t>(op.dsts.size());
+    m.is_last = std::all_of(op.dsts.begin(), op.dsts.end(),
+                            [this](PlanValues::Id id) { return values_.IsUnread(id); });
+    for (PlanValues::Id id : op.srcs) out->srcs.push_back(values_.value(id).place);
+    for (PlanValues::Id id : op.dsts) out->dsts.push_back(values_.value(id).place);
+    std::stable_sort(out->srcs.begin() + m.first_src, out->srcs.end(),
+                     [](const ChunkRef& a, const ChunkRef& b) { return a.rank < b.rank; });
+    out->moves.push_back(m);
+  }
+
   static Failure Bad(const ChunkRef& c, const std::string& what) {
     static constexpr const char* kNames[] = {"input", "output", "scratch"};
-    return {FailureCode::kInvalidArgument,
-            "jcoll: a plan cannot be run: rank " + std::to_string(c.rank) + "'s " +
-                kNames[static_cast<int>(c.buffer)] + "[" + std::to_string(c.chunk) + "] " + what +
-                "."};
+    return {FailureCode::kInvalidArgument, "jcoll: a plan cannot be run: rank " +
+                                               std::to_string(c.rank) + "'s " +
+                                               kNames[static_cast<int>(c.buffer)] + "[" +
+                                               std::to_string(c.chunk) + "] " + what + "."};
   }
 
   const Plan& plan_;
-  int base_[3] = {}, stride_ = 0;
-  std::vector<Place> places_;
-  std::vector<Draft> drafts_;
+  PlanValues values_;
 };
 
 // Runs the ranks' steps in turn, each as far as it gets.
@@ -125,7 +88,7 @@ class Sequencer {
         writer_(plan),
         waiting_(plan.num_ranks, kNone) {}
 
-  std::optional<Failure> Run(PlanMoves* out) {
+  std::optional<Failure> Run(bool simplify, PlanMoves* out) {
     std::deque<int> ready;
     for (int rank = 0; rank < plan_.num_ranks; ++rank) ready.push_back(rank);
     while (!ready.empty()) {
@@ -140,7 +103,7 @@ class Sequencer {
                          " waits for a message from rank " + std::to_string(waiting_[rank]) +
                          " that is never sent."};
     }
-    writer_.Finish(out);
+    writer_.Finish(simplify, out);
     return std::nullopt;
   }
 
@@ -185,7 +148,7 @@ class Sequencer {
       }
       srcs.push_back({sent.rank, sent.src_buffer, sent.src_chunk + k});
       const ChunkRef dst{s.rank, s.dst_buffer, s.dst_chunk + k};
-      if (auto failure = writer_.Write(dst, std::move(srcs))) return failure;
+      if (auto failure = writer_.Write(dst, srcs)) return failure;
     }
     return std::nullopt;
   }
@@ -196,7 +159,7 @@ class Sequencer {
       std::vector<ChunkRef> srcs;
       if (s.kind == StepKind::kReduce) srcs.push_back(dst);
       srcs.push_back({s.rank, s.src_buffer, s.src_chunk + k});
-      if (auto failure = writer_.Write(dst, std::move(srcs))) return failure;
+      if (auto failure = writer_.Write(dst, srcs)) return failure;
     }
     return std::nullopt;
   }
@@ -210,7 +173,7 @@ class Sequencer {
 
 }  // namespace
 
-std::optional<Failure> MakeMoves(const Plan& plan, PlanMoves* moves) {
+std::optional<Failure> MakeMoves(const Plan& plan, PlanMoves* moves, bool simplify) {
   PlanMoves m;
   m.op = plan.op;
   m.num_ranks = plan.num_ranks;
@@ -219,7 +182,7 @@ std::optional<Failure> MakeMoves(const Plan& plan, PlanMoves* moves) {
   m.out_blocks = plan.out_blocks();
   m.num_scratch = plan.num_scratch;
   m.reduces = plan.reduces();
-  if (auto failure = Sequencer(plan).Run(&m)) return failure;
+  if (auto failure = Sequencer(plan).Run(simplify, &m)) return failure;
   *moves = std::move(m);
   return std::nullopt;
 }

@@ -1,9 +1,9 @@
 // A plan whose ranks all live in one process, as one list of moves.
 //
 // The ranks' steps are brought into one order in which everything that a step reads is there: a
-// receive comes after its send, and copies straight out of the sender's buffer. One thread that runs
-// the list needs no synchronisation; threads share a collective by taking different *lanes*, the
-// same range of bytes of every chunk (plan_run.h).
+// receive comes after its send, and copies straight out of the sender's buffer. One thread that
+// runs the list needs no synchronisation; threads share a collective by taking different *lanes*,
+// the same range of bytes of every chunk (plan_run.h).
 #pragma once
 
 #include <cstdint>
@@ -11,41 +11,32 @@
 #include <vector>
 
 #include "failure.h"
-#include "plan.h"
+#include "plan_values.h"
 
 namespace jcoll {
 
-struct ChunkRef {
-  int32_t rank;
-  PlanBuffer buffer;
-  int32_t chunk;
-};
-
 struct PlanMoves {
-  // dst = the reduction of srcs[first_src .. first_src + num_srcs), in this order; a copy of one;
-  // zeros of none. `part` tells the length: that of chunk number `part` of a block.
+  // dsts[first_dst ..] = the reduction of srcs[first_src ..], in this order; a copy of one; zeros
+  // of none. `part` tells the length: that of chunk number `part` of a block.
   struct Move {
-    ChunkRef dst;
     int32_t part;
     int32_t first_src, num_srcs;
+    int32_t first_dst, num_dsts;
+    bool is_last;  // No other move reads what it writes.
   };
   PlanOp op;
   int num_ranks = 1, chunks_per_block = 1, in_blocks = 1, out_blocks = 1, num_scratch = 0;
   bool reduces = false;
   std::vector<Move> moves;
-  std::vector<ChunkRef> srcs;
+  std::vector<ChunkRef> srcs, dsts;
 
   // Chunks read and written.
-  int64_t traffic_chunks() const {
-    return static_cast<int64_t>(moves.size()) + static_cast<int64_t>(srcs.size());
-  }
+  int64_t traffic_chunks() const { return static_cast<int64_t>(srcs.size() + dsts.size()); }
 };
 
-// Fails for a plan that gets stuck, or that writes a chunk over a shorter one.
-//
-// A reduction whose result is only reduced further is joined with what follows it: one pass over
-// memory and one rounding instead of several. Operands are ordered by rank, so that two ranks which
-// reduce the same values get the same bits.
-std::optional<Failure> MakeMoves(const Plan& plan, PlanMoves* moves);
+// Fails for a plan that gets stuck, or that writes a chunk over a shorter one. The operands of a
+// reduction are ordered by rank, so that two ranks which reduce the same values get the same bits.
+// `simplify`: as PlanValues does; false for tests, which compare.
+std::optional<Failure> MakeMoves(const Plan& plan, PlanMoves* moves, bool simplify = true);
 
 }  // namespace jcoll

@@ -14,6 +14,8 @@ constexpr int64_t kLaneFootprint = 1 << 20;
 // A move costs about 50 ns beside its bytes; a core moves 1 KiB in as long.
 constexpr int64_t kMinLaneNbytes = 4 << 10;
 constexpr int64_t kLanesPerThread = 4;
+// Of a plan that reads nothing it has written, a lane is only a piece of work.
+constexpr int64_t kMaxLaneNbytes = 128 << 10;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t RoundUp(int64_t a, int64_t unit) { return CeilDiv(a, unit) * unit; }
@@ -37,9 +39,13 @@ void PlanRun::Begin(const PlanMoves* moves, const std::vector<RankBuffers>* rank
   const int64_t chunks =
       moves->num_ranks *
       ((int64_t{moves->in_blocks} + moves->out_blocks) * parts + moves->num_scratch);
-  const int64_t in_cache = kLaneFootprint / std::max<int64_t>(1, chunks);
+  const bool rereads = std::any_of(moves->moves.begin(), moves->moves.end(),
+                                   [](const PlanMoves::Move& m) { return !m.is_last; });
+  const int64_t in_cache =
+      rereads ? kLaneFootprint / std::max<int64_t>(1, chunks) : kMaxLaneNbytes;
   const int64_t share = CeilDiv(chunk_nbytes_, kLanesPerThread * num_threads);
   lane_nbytes_ = RoundUp(std::max(kMinLaneNbytes, std::min(in_cache, share)), kLine);
+  stream_ = traffic_nbytes() >= kStreamThresholdBytes;
   num_lanes_ = static_cast<int>(CeilDiv(chunk_nbytes_, lane_nbytes_));
 }
 
@@ -58,9 +64,8 @@ char* PlanRun::At(const ChunkRef& c, int64_t begin, char* scratch) const {
   const RankBuffers& b = (*ranks_)[c.rank];
   const int64_t offset = c.chunk / moves_->chunks_per_block * block_nbytes_ + begin;
   // Inputs are only read: see PlanBuffer::kInput in DecodePlan.
-  char* base = c.buffer == PlanBuffer::kInput
-                   ? static_cast<char*>(const_cast<void*>(b.inputs[0]))
-                   : static_cast<char*>(b.outputs[0]);
+  char* base = c.buffer == PlanBuffer::kInput ? static_cast<char*>(const_cast<void*>(b.inputs[0]))
+                                              : static_cast<char*>(b.outputs[0]);
   return base + offset;
 }
 
@@ -68,6 +73,7 @@ void PlanRun::RunLane(int lane) const {
   // Of this thread; grows to the largest plan once.
   thread_local std::vector<char> scratch;
   thread_local std::vector<const void*> srcs;
+  thread_local std::vector<void*> dsts;
   const size_t scratch_nbytes =
       static_cast<size_t>(moves_->num_ranks) * moves_->num_scratch * lane_nbytes_;
   if (scratch.size() < scratch_nbytes) scratch.resize(scratch_nbytes);
@@ -75,17 +81,21 @@ void PlanRun::RunLane(int lane) const {
     const Range range = LaneOfPart(lane, m.part);
     const int64_t nbytes = range.end - range.begin;
     if (nbytes == 0) continue;
-    void* dst = At(m.dst, range.begin, scratch.data());
+    dsts.clear();
+    for (int i = 0; i < m.num_dsts; ++i) {
+      dsts.push_back(At(moves_->dsts[m.first_dst + i], range.begin, scratch.data()));
+    }
     srcs.clear();
     for (int i = 0; i < m.num_srcs; ++i) {
       srcs.push_back(At(moves_->srcs[m.first_src + i], range.begin, scratch.data()));
     }
+    const bool stream = stream_ && m.is_last;
     if (m.num_srcs == 0) {
-      Zero(dst, nbytes, /*stream=*/false);
+      for (void* dst : dsts) Zero(dst, nbytes, stream);
     } else if (m.num_srcs == 1) {
-      CopyTo(srcs[0], &dst, 1, nbytes, /*stream=*/false);
+      CopyTo(srcs[0], dsts.data(), m.num_dsts, nbytes, stream);
     } else {
-      reduce_(srcs.data(), m.num_srcs, &dst, 1, nbytes / element_nbytes_, /*stream=*/false);
+      reduce_(srcs.data(), m.num_srcs, dsts.data(), m.num_dsts, nbytes / element_nbytes_, stream);
     }
   }
 }

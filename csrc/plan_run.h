@@ -17,8 +17,8 @@ namespace jcoll {
 
 class PlanRun {
  public:
-  // `moves` and `ranks` outlive the run. `reduce` is needed by plans that reduce; else null, with an
-  // element of one byte.
+  // `moves` and `ranks` outlive the run. `reduce` is needed by plans that reduce; else null, with
+  // an element of one byte.
   void Begin(const PlanMoves* moves, const std::vector<RankBuffers>* ranks, int64_t block_nbytes,
              ReduceFn reduce, int64_t element_nbytes, int num_threads);
 
@@ -40,6 +40,7 @@ class PlanRun {
   int64_t chunk_nbytes_ = 0;  // Of all chunks but the last ones of a block.
   int64_t lane_nbytes_ = 1;
   int num_lanes_ = 0;
+  bool stream_ = false;
 };
 
 }  // namespace jcoll
