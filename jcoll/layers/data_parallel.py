@@ -89,7 +89,9 @@ def sync_gradients(
         "algorithm": algorithm,
         "timeout_s": timeout_s,
     }
-    call = make_call("sync_gradients", axis_name, **settings, need_uniform=False)
+    call = make_call(
+        "sync_gradients", axis_name, **settings, need_uniform=False, plan_op="all_reduce"
+    )
     _check_arguments(call.where, op, bucket_bytes, join_bytes)
     entries, treedef = tree_flatten_with_path(grads)
     reduce = functools.partial(all_reduce, axis_name=axis_name, op=op, **settings)
