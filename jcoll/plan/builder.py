@@ -80,7 +80,8 @@ class Builder:
         self.num_chunks = self.spec.work_blocks(num_ranks) * chunks_per_block
         self._batches: list[Batch] = []
         self._emit = on_batch or self._batches.append
-        self._round_pairs: Array | None = None  # Within at_once: what has been sent, src * n + dst.
+        self._round: Array | None = None  # Within at_once, bool[src, dst]: what has been sent.
+        self._round_begun = False
         blocks = np.arange(self.num_chunks) // chunks_per_block
         inputs = self.spec.input_block(self.ranks[:, None], blocks[None, :], num_ranks, root)
         self._where = np.where(inputs == NONE, _NOWHERE, Buffer.INPUT).astype(np.uint8)
@@ -143,18 +144,18 @@ class Builder:
         second message to a peer waits until the first is taken, which the peer, sending too, has
         not come to.
         """
-        self._round_pairs = np.zeros(0, np.int64)
+        self._round = np.zeros((self.num_ranks, self.num_ranks), bool)
+        self._round_begun = False
         try:
             yield
         finally:
-            self._round_pairs = None
+            self._round = None
 
     def _joins_round(self, src: Array, dst: Array) -> bool:
         """Whether the next batch belongs to the round of the last one."""
-        if self._round_pairs is None:
+        if self._round is None:
             return False
-        joins, pairs = self._round_pairs.size > 0, src * self.num_ranks + dst
-        twice = np.isin(pairs, self._round_pairs) | (src == dst)
+        twice = self._round[src, dst] | (src == dst)
         if twice.any():
             i = int(np.argmax(twice))
             problem = "a local step" if src[i] == dst[i] else f"a second message to rank {dst[i]}"
@@ -162,7 +163,8 @@ class Builder:
                 f"{self.algorithm} {self.op}: {problem} of rank {src[i]} within one at_once().\n"
                 "  Put it before or after."
             )
-        self._round_pairs = np.concatenate([self._round_pairs, pairs])
+        self._round[src, dst] = True
+        joins, self._round_begun = self._round_begun, True
         return joins
 
     def private(self, chunk: int) -> int:

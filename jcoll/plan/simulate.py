@@ -10,8 +10,9 @@ some time, separately for sending and receiving. A message of s bytes
               long as all of them together
     arrives   alpha later
 
-The sender goes on at once. The receiver's clock becomes the arrival if that is later, and gamma * s
-more if it reduces. A copy or reduction within a rank takes gamma * s. The time is the latest clock.
+The sender goes on at once; in a round of several batches (Builder.at_once) all sends of a rank come
+before its receives. The receiver's clock becomes the arrival if that is later, and gamma * s more
+if it reduces. A copy or reduction within a rank takes gamma * s. The time is the latest clock.
 
 Its limits:
   - Ports serve messages in the order of the plan's batches, not of arrival: a message that could go
@@ -141,6 +142,7 @@ class Simulation:
         self._beta = np.array([link.beta for link in topology.links])
         self._gap = np.array([link.gap for link in topology.links])
         self._clock = np.zeros((num_ranks, len(self._chunk_bytes)))
+        self._round_clock = self._clock.copy()  # When the round began: its sends come first.
         self._sends_until = np.zeros((sum(ports), len(self._chunk_bytes)))
         self._receives_until = np.zeros_like(self._sends_until)
         self._last: _Pattern | None = None
@@ -149,21 +151,21 @@ class Simulation:
         return self._clock.max(axis=0)
 
     def step(self, batch: Batch) -> None:
+        if not batch.together:
+            np.copyto(self._round_clock, self._clock)
         local = batch.src == batch.dst
         if not local.any():
             self._messages(batch.src, batch.dst, batch.count, batch.reduce)
             return
-        away = ~local
-        before = self._clock.copy() if away.any() else self._clock
-        if away.any():
+        rank, nbytes = batch.dst[local], batch.count[local][:, None] * self._chunk_bytes
+        self._clock[rank] += self._topology.gamma * nbytes
+        if not local.all():
+            away = ~local
             self._messages(batch.src[away], batch.dst[away], batch.count[away], batch.reduce)
-        rank = batch.dst[local]
-        nbytes = batch.count[local][:, None] * self._chunk_bytes
-        self._clock[rank] = before[rank] + self._topology.gamma * nbytes
 
     def _messages(self, src: Array, dst: Array, count: Array, reduce: bool) -> None:
         p = self._pattern(src, dst, count)
-        until = self._clock[p.src]
+        until = self._round_clock[p.src]
         np.maximum(until, self._sends_until[p.out.of], out=until)
         np.maximum(until, self._receives_until[p.into.of], out=until)
         until += p.occupancy

@@ -87,6 +87,21 @@ def test_a_message_waits_for_the_one_it_forwards():
     np.testing.assert_allclose(found, 8 * (ALPHA + 1000 * BETA))
 
 
+def test_latencies_of_one_round_overlap():
+    def in_turn(p):
+        for k in range(1, p.num_ranks):
+            p.send(p.ranks, (p.ranks + k) % p.num_ranks, chunk=p.ranks)
+
+    def at_once(p):
+        with p.at_once():
+            in_turn(p)
+
+    topology = flat(ALPHA, BETA)
+    for build, latencies in ((in_turn, 7), (at_once, 1)):
+        found = times("all_gather", build, 8, np.array([8000]), topology)
+        np.testing.assert_allclose(found, latencies * ALPHA + 7 * 1000 * BETA)
+
+
 def test_root_is_passed_on():
     def build(p):
         others = p.ranks[p.ranks != p.root]
@@ -132,6 +147,7 @@ class Reference:
     def __init__(self, num_ranks, chunk_bytes, topology):
         self.topology, self.chunk_bytes = topology, chunk_bytes
         self.clock = [0.0] * num_ranks
+        self.round_clock = list(self.clock)
         self.free = {}
 
     def messages(self, batch):
@@ -151,6 +167,7 @@ class Reference:
 
     def step(self, batch):
         load, before = {}, list(self.clock)
+        self.round_clock = self.round_clock if batch.together else before
         for src, dst, nbytes, level in self.messages(batch):
             link = self.topology.links[level]
             for port in self.ports(src, dst, level) if src != dst else ():
@@ -162,7 +179,7 @@ class Reference:
                 self.clock[dst] = before[dst] + gamma
                 continue
             ports = self.ports(src, dst, level)
-            start = max(before[src], *(self.free.get(port, 0) for port in ports))
+            start = max(self.round_clock[src], *(self.free.get(port, 0) for port in ports))
             end = start + max(load[port] for port in ports)
             for port in ports:
                 free[port] = max(free.get(port, 0), end)
@@ -178,7 +195,8 @@ def random_batch(rng, n):
         dst = (src + 1) % n
     zero = np.zeros_like(src)
     count = rng.integers(1, 4, size) if rng.random() < 0.5 else zero + 1
-    return Batch(src, dst, zero, zero, zero, zero, zero, zero, count, bool(rng.random() < 0.5))
+    flags = map(bool, rng.random(2) < 0.5)
+    return Batch(src, dst, zero, zero, zero, zero, zero, zero, count, *flags)
 
 
 THREE_LEVELS = Topology(
