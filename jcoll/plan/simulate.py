@@ -74,10 +74,11 @@ def simulate(
     )
     has_blocks = builder.spec.in_per_rank or builder.spec.out_per_rank
     block = _ceil_div(np.asarray(nbytes, np.int64), num_ranks if has_blocks else 1)
-    state.append(Simulation(num_ranks, _ceil_div(block, chunks), topology))
+    chunk_bytes, which = np.unique(_ceil_div(block, chunks), return_inverse=True)
+    state.append(Simulation(num_ranks, chunk_bytes, topology))
     algorithm.build(builder)
     builder.finish()
-    return state[0].times()
+    return state[0].times()[which]
 
 
 def _ceil_div(a: Array, b: int) -> Array:
@@ -115,7 +116,10 @@ class _Ports:
 
 @dataclass(frozen=True)
 class _Pattern:
-    """Who sends how much to whom: what a batch costs but for when. Arrays are [messages, sizes]."""
+    """Who sends how much to whom: what a batch costs but for when.
+
+    The costs are [messages, sizes], or broadcast to that.
+    """
 
     src: Array
     dst: Array
@@ -123,8 +127,8 @@ class _Pattern:
     out: _Ports
     into: _Ports
     occupancy: Array
-    latency: Array  # [messages, 1]
-    work: Array  # gamma * bytes
+    latency: Array
+    work: Array
 
     def matches(self, src: Array, dst: Array, count: Array) -> bool:
         return all(map(np.array_equal, (self.src, self.dst, self.count), (src, dst, count)))
@@ -157,8 +161,7 @@ class Simulation:
         if not local.any():
             self._messages(batch.src, batch.dst, batch.count, batch.reduce)
             return
-        rank, nbytes = batch.dst[local], batch.count[local][:, None] * self._chunk_bytes
-        self._clock[rank] += self._topology.gamma * nbytes
+        self._clock[batch.dst[local]] += self._work(batch.count[local])
         if not local.all():
             away = ~local
             self._messages(batch.src[away], batch.dst[away], batch.count[away], batch.reduce)
@@ -186,17 +189,24 @@ class Simulation:
     def _new_pattern(self, src: Array, dst: Array, count: Array) -> _Pattern:
         level = self._topology.level(src, dst)
         out, into = self._ports(src, level), self._ports(dst, level)
+        latency = _if_equal(self._alpha[level])[:, None]
+        occupancy = self._occupancy(level, count, out, into)
+        return _Pattern(src, dst, count, out, into, occupancy, latency, self._work(count))
+
+    def _occupancy(self, level: Array, count: Array, out: _Ports, into: _Ports) -> Array:
+        if not (out.shared or into.shared) and len(_if_equal(count)) == 1:
+            per_level = self._gap[:, None] + (self._beta * count[0])[:, None] * self._chunk_bytes
+            return per_level[_if_equal(level)]
         gap, per_chunk = self._gap[level], self._beta[level] * count
+        loads = (
+            ports.sums(gap)[:, None] + ports.sums(per_chunk)[:, None] * self._chunk_bytes
+            for ports in (out, into)
+        )
+        return np.maximum(*loads)
 
-        def load(ports: _Ports) -> Array:
-            return ports.sums(gap)[:, None] + ports.sums(per_chunk)[:, None] * self._chunk_bytes
-
-        occupancy = load(out)
-        if out.shared or into.shared:
-            occupancy = np.maximum(occupancy, load(into))
-        latency = self._alpha[level][:, None]
-        work = (self._topology.gamma * count)[:, None] * self._chunk_bytes
-        return _Pattern(src, dst, count, out, into, occupancy, latency, work)
+    def _work(self, count: Array) -> Array:
+        """Seconds to reduce or copy so many chunks."""
+        return (self._topology.gamma * _if_equal(count))[:, None] * self._chunk_bytes
 
     def _ports(self, rank: Array, level: Array) -> _Ports:
         port = np.empty_like(rank)
@@ -204,3 +214,8 @@ class Simulation:
             here = level == index
             port[here] = self._first_port[index] + link.port(rank[here])
         return _Ports.used_by(port, int(self._first_port[-1]))
+
+
+def _if_equal(values: Array) -> Array:
+    """Only the first, to be broadcast, of values that are all equal."""
+    return values[:1] if (values == values[0]).all() else values
