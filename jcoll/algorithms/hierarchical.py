@@ -28,6 +28,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jcoll import errors
 from jcoll.algorithms.registry import Algorithm, BuildFn, get, register
 from jcoll.plan.builder import Array, Builder
 from jcoll.plan.subgroup import Subgroups
@@ -60,6 +61,9 @@ def hierarchical(
 
     `rounds` and `sent` are exact if inner and outer keep all ranks equally busy, else bounds.
     """
+    if op not in _PARTS:
+        fix = f"One of {', '.join(_PARTS)}."
+        raise ValueError(errors.text(f"hierarchical({op!r})", "no composition is known.", fix))
     default = "pairwise" if op == "all_to_all" else "ring"
     h = _Hierarchy(op, inner or default, outer or default, num_local)
     return Algorithm(name, op, h.build_fn(), h.chunks, h.rounds, h.sent, h.unsupported)

@@ -1,0 +1,257 @@
+"""Every algorithm, op, number of ranks and root of the catalogue: proved, run and counted."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+
+import pytest
+from plan import oracle
+
+from jcoll import algorithms
+from jcoll.algorithms import registry
+from jcoll.algorithms.hierarchical import hierarchical, nearest_to_sqrt
+from jcoll.algorithms.registry import Algorithm, algorithm, all_algorithms, plan_for
+from jcoll.plan.builder import Builder
+from jcoll.plan.counts import counts
+from jcoll.plan.ir import Buffer, Kind, Plan, PlanError
+from jcoll.plan.ops import OPS
+from jcoll.plan.order import execution_order, partners
+from jcoll.plan.verify import verify
+
+NUM_RANKS = (*range(1, 18), 32, 64)
+EVERY = pytest.mark.parametrize("a", all_algorithms(), ids=lambda a: f"{a.op}-{a.name}")
+
+
+def roots(a: Algorithm, n: int) -> list[int]:
+    if not OPS[a.op].rooted:
+        return [0]
+    return list(range(n)) if n <= 17 else [0, 1, n // 2, n - 1]
+
+
+def plans(a: Algorithm, num_ranks=NUM_RANKS) -> list[Plan]:
+    supported = [n for n in num_ranks if a.supports(n) is None]
+    return [plan_for(a.op, a.name, n, root) for n in supported for root in roots(a, n)]
+
+
+def built(a: Algorithm, n: int) -> Plan:
+    builder = registry.builder_for(a, n)
+    a.build(builder)
+    return builder.finish()
+
+
+@EVERY
+def test_is_right_at_any_timing(a):
+    for plan in plans(a):
+        verify(plan)
+
+
+@EVERY
+def test_runs_on_numbers(a):
+    """A second opinion on small groups; no plan hangs with one message in flight per connection."""
+    for plan in plans(a, (1, 2, 3, 5, 8, 12)):
+        if plan.root in (0, plan.num_ranks - 1):
+            assert oracle.first_problem(plan, seed=plan.num_ranks) is None, plan.name
+
+
+@EVERY
+def test_counts_are_the_formulas(a):
+    for plan in plans(a):
+        found, n = counts(plan), plan.num_ranks
+        assert a.rounds is None or found.rounds == a.rounds(n), (n, plan.root)
+        assert a.sent is None or found.sent == pytest.approx(a.sent(n)), (n, plan.root)
+
+
+@pytest.mark.parametrize("a", all_algorithms("all_reduce"), ids=lambda a: a.name)
+def test_all_ranks_get_the_same_bits(a):
+    for plan in plans(a):
+        results = expressions(plan)
+        assert all(result == results[0] for result in results), plan.name
+
+
+def expressions(plan: Plan) -> list[list[int]]:
+    """Each rank's output, where `+` commutes but is not associative, as that of floats."""
+    memory = [
+        {b: [hash((r, c)) for c in range(plan.num_chunks(b))] for b in Buffer}
+        for r in range(plan.num_ranks)
+    ]
+    # Input chunk c of all ranks differs; the symbols of a rank's other buffers are never read.
+    partner, messages = partners(plan), {}
+    for row in execution_order(plan, partner):
+        rank, kind, _, src_buffer, src, dst_buffer, dst, count = plan.steps[row].tolist()
+        ours = memory[rank][Buffer(src_buffer)][src : src + count]
+        target = memory[rank][Buffer(dst_buffer)]
+        match Kind(kind):
+            case Kind.SEND:
+                messages[row] = ours
+            case Kind.RECV:
+                target[dst : dst + count] = messages[partner[row]]
+            case Kind.RECV_REDUCE:
+                target[dst : dst + count] = add(ours, messages[partner[row]])
+            case Kind.COPY:
+                target[dst : dst + count] = ours
+            case Kind.REDUCE:
+                target[dst : dst + count] = add(target[dst : dst + count], ours)
+    return [m[Buffer.OUTPUT] for m in memory]
+
+
+def add(a: list[int], b: list[int]) -> list[int]:
+    return [hash((min(x, y), max(x, y))) for x, y in zip(a, b, strict=True)]
+
+
+@EVERY
+def test_a_ragged_algorithm_sends_whole_blocks_straight_to_their_place(a):
+    if not a.ragged:
+        return
+    for plan in plans(a):
+        assert plan.chunks_per_block == 1 and plan.num_scratch == 0
+        assert (plan.steps[:, -1] == 1).all()
+        assert (plan.steps[plan.steps[:, 1] == Kind.SEND, 3] == Buffer.INPUT).all()
+
+
+def test_ragged_algorithms():
+    assert {(a.op, a.name) for a in all_algorithms() if a.ragged} == {
+        ("all_to_all", "pairwise"),
+        ("all_to_all", "one_shot"),
+    }
+
+
+def test_every_op_has_algorithms_for_any_number_of_ranks():
+    for op, n in itertools.product(OPS, NUM_RANKS):
+        assert len(registry.supporting(op, n)) >= 2
+
+
+COMBINATIONS = [
+    ("all_reduce", "ring", "butterfly", 12, 4),
+    ("all_reduce", "one_shot", "one_shot", 12, 3),
+    ("all_reduce", "halving_doubling", "tree", 15, 5),
+    ("all_reduce", "pat", "hierarchical", 24, 4),
+    ("all_reduce", "hierarchical", "halving_doubling", 24, 6),
+    ("all_reduce", "ring", "ring", 6, 6),
+    ("all_reduce", "ring", "ring", 6, 1),
+    ("reduce_scatter", "pat", "halving_doubling", 15, 3),
+    ("reduce_scatter", "one_shot", "ring", 12, 6),
+    ("all_gather", "bruck", "ring", 12, 4),
+    ("all_gather", "halving_doubling", "pat", 15, 3),
+    ("all_gather", "hierarchical", "one_shot", 24, 4),
+    ("all_to_all", "bruck", "one_shot", 12, 3),
+    ("all_to_all", "hierarchical", "bruck", 24, 4),
+]
+
+
+@pytest.mark.parametrize(("op", "inner", "outer", "n", "num_local"), COMBINATIONS)
+def test_hierarchies(op, inner, outer, n, num_local):
+    a = hierarchical(op, inner=inner, outer=outer, num_local=num_local, name="composed")
+    assert a.supports(n) is None
+    plan = built(a, n)
+    verify(plan)
+    found = counts(plan)
+    assert found.rounds <= a.rounds(n)
+    assert found.sent <= a.sent(n) + 1e-9
+
+
+def test_few_bytes_cross_hosts():
+    """A rank sends (K - 1) / K / L of the reduce_scatter's and of the all_gather's array there."""
+    local, hosts = 4, 3
+    for op, phases in (("all_reduce", 2), ("reduce_scatter", 1), ("all_gather", 1)):
+        plan = built(hierarchical(op, num_local=local), local * hosts)
+        sends = plan.steps[plan.steps[:, 1] == Kind.SEND]
+        across = sends[sends[:, 0] // local != sends[:, 2] // local]
+        in_all = plan.num_chunks(Buffer.INPUT if op != "all_gather" else Buffer.OUTPUT)
+        per_rank = across[:, -1].sum() / plan.num_ranks / in_all
+        assert per_rank == pytest.approx(phases * (hosts - 1) / hosts / local)
+
+
+def test_hierarchical_errors():
+    a = hierarchical("all_reduce", num_local=4)
+    assert a.supports(6) == "they do not divide into hosts of 4"
+    a = hierarchical("all_reduce", outer="hierarchical", num_local=4)
+    assert a.supports(12) == "they do not divide into hosts of equal size, larger than 1"
+    with pytest.raises(ValueError, match="'rnig' is unknown"):
+        hierarchical("all_reduce", inner="rnig", num_local=2).supports(4)
+    with pytest.raises(ValueError, match=r"hierarchical\('broadcast'\): no composition"):
+        hierarchical("broadcast")
+
+
+def test_nearest_divisor():
+    found = {n: nearest_to_sqrt(n) for n in (1, 2, 7, 4, 8, 12, 64, 96)}
+    assert found == {1: None, 2: None, 7: None, 4: 2, 8: 2, 12: 3, 64: 8, 96: 12}
+
+
+def test_unknown_algorithm():
+    with pytest.raises(ValueError, match="'rnig' is unknown") as error:
+        registry.get("all_reduce", "rnig")
+    assert "\n  Algorithms of all_reduce: auto, direct, xla, halving_doubling, " in str(error.value)
+
+
+def test_algorithm_of_another_op():
+    with pytest.raises(ValueError, match="all_reduce: algorithm='pairwise' does not serve this op"):
+        registry.get("all_reduce", "pairwise")
+
+
+def test_unsupported_number_of_ranks():
+    with pytest.raises(ValueError, match="'hierarchical' cannot serve 7 ranks: they do") as error:
+        plan_for("all_gather", "hierarchical", 7)
+    assert "Available for 7 ranks: auto, direct, xla, bruck, halving_doubling" in str(error.value)
+
+
+@pytest.fixture
+def catalogue(monkeypatch):
+    monkeypatch.setattr(registry, "_ALGORITHMS", dict(registry._ALGORITHMS))
+    yield
+    plan_for.cache_clear()
+
+
+@pytest.mark.usefixtures("catalogue")
+def test_a_name_that_is_taken():
+    with pytest.raises(
+        ValueError, match=r"the name is taken by jcoll\.algorithms\.ring\.all_reduce"
+    ):
+        algorithm("ring", op="all_reduce")(lambda p: None)
+    with pytest.raises(ValueError, match="is taken"):
+        registry.register(hierarchical("all_reduce", num_local=2))
+
+
+@pytest.mark.usefixtures("catalogue")
+def test_a_function_defined_again_takes_the_place_of_the_old_one():
+    for peer in (1, 2):
+
+        @algorithm("mine", op="broadcast")
+        def mine(p: Builder, peer: int = peer) -> None:
+            p.send(p.root, peer)
+
+    assert plan_for("broadcast", "mine", 3).steps[0, 2] == 2
+
+
+@pytest.mark.parametrize("name", ["auto", "direct", "xla", "two words", ""])
+def test_names_that_cannot_be(name):
+    with pytest.raises(ValueError, match="cannot be used"):
+        algorithm(name, op="all_reduce")
+
+
+def test_an_op_without_plans():
+    with pytest.raises(ValueError, match=r"there is no such op\.\n  One of all_reduce"):
+        algorithms.algorithm("mine", op="barrier")
+
+
+def test_at_once_refuses_what_would_hang():
+    p = Builder("all_reduce", 2)
+    with p.at_once():
+        p.send(0, 1)
+        with pytest.raises(PlanError, match="a second message to rank 1"):
+            p.send(0, 1)
+        with pytest.raises(PlanError, match="a local step of rank 0"):
+            p.copy(0, 0, to=p.scratch())
+
+
+def test_at_once_is_one_round():
+    def rounds(context) -> int:
+        p = Builder("all_to_all", 4)
+        with context(p):
+            for k in range(1, 4):
+                to = (p.ranks + k) % 4
+                p.send(p.ranks, to, to, to=4 + p.ranks)
+        return counts(p.finish()).rounds
+
+    assert rounds(contextlib.nullcontext) == 3
+    assert rounds(Builder.at_once) == 1
