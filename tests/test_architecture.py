@@ -34,6 +34,7 @@ ORDER = (
     ("testing",),
     ("",),  # jcoll/__init__.py itself: what `import jcoll` brings
     ("bench",),
+    ("cli_plan",),
     ("cli",),
     ("__main__",),
 )  # fmt: skip

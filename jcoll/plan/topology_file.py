@@ -22,7 +22,6 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Callable
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -77,8 +76,8 @@ def _topology(data: Any, name: str) -> Topology:
     return Topology(data.get("name", name), own, data.get("gamma", 0.0))
 
 
-def _check_fields(kind: Callable[..., Any], entry: dict[str, Any], link: int | None) -> None:
-    known = {field.name: field.default is MISSING for field in fields(kind)}  # type: ignore[arg-type]
+def _check_fields(kind: type[Link | Topology], entry: dict[str, Any], link: int | None) -> None:
+    known = {field.name: field.default is MISSING for field in fields(kind)}
     for key in entry:
         if key not in known:
             problem = f"no such field; there are {', '.join(known)}."

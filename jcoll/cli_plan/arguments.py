@@ -1,0 +1,158 @@
+"""From what was typed to ops, numbers of ranks, plans and sizes; UsageError for what cannot be."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import re
+import sys
+import traceback
+from pathlib import Path
+
+from jcoll.algorithms import registry
+from jcoll.bench import sizes
+from jcoll.plan.builder import Batch
+from jcoll.plan.ir import Plan
+from jcoll.plan.ops import OPS
+
+MAX_STEPS = 4_000_000  # Of a plan that is kept: 130 MB, more while it is sorted.
+MAX_RANKS = 1 << 16
+
+
+class UsageError(ValueError):
+    """A command line that cannot be carried out; the text says what to change."""
+
+
+def load_module(path: Path | None) -> None:
+    """Runs a user's file, which registers algorithms."""
+    if path is None:
+        return
+    spec = importlib.util.spec_from_file_location(f"jcoll_user_{path.stem}", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise UsageError(f"--module is {path}; an existing .py file is needed: check the path")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        where = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+        line = f":{where[-1].lineno}" if where else ""
+        raise UsageError(f"--module: {path}{line}: {type(error).__name__}: {error}") from None
+
+
+def op(text: str) -> str:
+    if text not in OPS:
+        raise UsageError(f"OP {text!r} is not an op with plans; needed is one of {', '.join(OPS)}")
+    return text
+
+
+def count(flag: str, text: str) -> int:
+    """One number of ranks."""
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_RANKS:
+        raise UsageError(
+            f"{flag} is {text!r}; a number of ranks from 1 to {MAX_RANKS} is needed: write 8"
+        )
+    return int(text)
+
+
+def counts(flag: str, text: str) -> list[int]:
+    """Numbers of ranks and ranges of them: 1..17,32,64."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, dots, last = part.strip().partition("..")
+        begin = count(flag, first)
+        end = count(flag, last) if dots else begin
+        if end < begin:
+            raise UsageError(f"{flag} has {part!r}; the smaller number is needed first")
+        found += range(begin, end + 1)
+    return list(dict.fromkeys(found))
+
+
+def spell_counts(numbers: list[int]) -> str:
+    """The reverse of `counts`: [1, 2, 3, 8] -> '1..3,8'."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(str(r[0]) if len(r) == 1 else f"{r[0]}..{r[-1]}" for r in runs)
+
+
+def rank(flag: str, text: str, num_ranks: int) -> int:
+    if not text.isdecimal() or int(text) >= num_ranks:
+        raise UsageError(f"{flag} is {text!r}; a rank from 0 to {num_ranks - 1} is needed")
+    return int(text)
+
+
+def algorithm(op_name: str, name: str, num_ranks: int | None = None) -> registry.Algorithm:
+    if name not in registry.names(op_name):
+        known = ", ".join(registry.names(op_name))
+        raise UsageError(f"{name!r} is not an algorithm of {op_name}; needed is one of {known}")
+    try:
+        return registry.get(op_name, name, num_ranks)
+    except ValueError as error:  # It cannot serve so many ranks.
+        raise UsageError(str(error)) from None
+
+
+def plan(args: argparse.Namespace) -> Plan:
+    """The one that OP ALGORITHM -n RANKS --root RANK name."""
+    num_ranks = count("-n/--ranks", args.ranks)
+    chosen = algorithm(op(args.op), args.algorithm, num_ranks)
+    root = rank("-r/--root", args.root, num_ranks)
+    check_size(chosen, num_ranks, root)
+    return build(chosen, num_ranks, root)
+
+
+def build(chosen: registry.Algorithm, num_ranks: int, root: int) -> Plan:
+    builder = registry.builder_for(chosen, num_ranks, root=root)
+    chosen.build(builder)
+    return builder.finish()
+
+
+def check_size(chosen: registry.Algorithm, num_ranks: int, root: int) -> None:
+    """Before a plan is kept that does not fit: the steps are counted as they are made."""
+    num_steps = 0
+
+    def count_steps(batch: Batch) -> None:
+        nonlocal num_steps
+        num_steps += 2 * len(batch.src)
+        if num_steps > MAX_STEPS:
+            raise UsageError(
+                f"-n/--ranks is {num_ranks}; {chosen.name} {chosen.op} then has more than "
+                f"{MAX_STEPS:,} steps, which are not kept: lower it (`simulate` has no such limit)"
+            )
+
+    chosen.build(registry.builder_for(chosen, num_ranks, root=root, on_batch=count_steps))
+
+
+def size_sweep(args: argparse.Namespace) -> list[int]:
+    begin, end = _size("-b/--begin", args.begin), _size("-e/--end", args.end)
+    if not 0 < begin <= end:
+        raise UsageError(
+            f"-b/--begin is {args.begin} and -e/--end is {args.end}; needed is 0 < begin <= end: "
+            "raise --end, or lower --begin"
+        )
+    if args.factor < 2:
+        raise UsageError(f"-f/--factor is {args.factor}; at least 2 is needed: raise it")
+    return sizes.sweep(begin, end, factor=args.factor)
+
+
+def _size(flag: str, text: str) -> int:
+    try:
+        return sizes.parse_size(text)
+    except ValueError as error:
+        raise UsageError(f"{flag}: {error}") from None
+
+
+def check_output(flag: str, path: Path, suffixes: tuple[str, ...]) -> None:
+    """A file that cannot be written must be known before the work, not after it."""
+    if path.suffix not in suffixes:
+        given = re.sub(r"^$", "no suffix", path.suffix)
+        raise UsageError(f"{flag} is {path}, with {given}; one of {', '.join(suffixes)} is needed")
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise UsageError(
+            f"{flag} is {path}, which cannot be written; a file name in an existing, writable "
+            "directory is needed: create the directory, or name another"
+        )
