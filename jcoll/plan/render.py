@@ -1,8 +1,8 @@
 """Plans for people: text, and one picture in SVG. No jax.
 
 The picture: a lane for every rank, rounds downwards (counts.clocks), within a round the steps of a
-rank in their order. A message is an arrow from its SEND, with the chunks sent on its left, to its
-receive, with the chunks written on its right; a square is a step within a rank.
+rank in their order. A message is an arrow from its SEND, labelled with the chunks sent, to its
+receive, labelled with the chunks written; a square is a step within a rank.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jcoll.plan.counts import clocks, counts
 from jcoll.plan.ir import Buffer, Kind, Plan, Step
 from jcoll.plan.order import partners
 
-_LANE, _STEP, _GAP, _MARGIN, _HEAD, _MIN_WIDTH = 92, 18, 5, 60, 78, 480  # Pixels.
+_LANE, _STEP, _GAP, _MARGIN, _HEAD, _MIN_WIDTH = 100, 18, 5, 60, 78, 640  # Pixels.
 _COPY, _REDUCE, _INK, _PALE_INK, _LINE, _BAND = (
     "#2563a8",
     "#c2410c",
@@ -27,6 +27,8 @@ _COPY, _REDUCE, _INK, _PALE_INK, _LINE, _BAND = (
     "#c3c8d0",
     "#f3f5f8",
 )
+
+_RECEIVES = [kind for kind in Kind if kind.receives]
 
 
 def as_text(plan: Plan, max_ranks: int = 16, max_steps: int = 40) -> str:
@@ -37,7 +39,7 @@ def as_text(plan: Plan, max_ranks: int = 16, max_steps: int = 40) -> str:
             lines.append(f"... {plan.num_ranks - max_ranks} more ranks ...")
             continue
         steps = list(plan.steps_of(rank))
-        lines.append(f"rank {rank}: {len(steps)} steps")
+        lines.append(f"rank {rank}: {_number(len(steps), 'step')}")
         for i in _shortened(len(steps), max_steps):
             text = f"... {len(steps) - max_steps} more steps ..." if i is None else f"{steps[i]}"
             lines.append(f"  {'' if i is None else i:>3}  {text}")
@@ -62,14 +64,18 @@ def as_svg(plan: Plan) -> str:
 def _facts(plan: Plan) -> str:
     c = counts(plan)
     facts = [
-        f"{c.rounds} rounds",
-        f"{c.num_messages} messages",
+        _number(c.rounds, "round"),
+        _number(c.num_messages, "message"),
         f"{c.sent:.4g} of the array sent by the busiest rank",
-        f"{plan.chunks_per_block} chunks per block",
+        f"{_number(plan.chunks_per_block, 'chunk')} per block",
     ]
     if plan.num_scratch:
-        facts.append(f"{plan.num_scratch} chunks of scratch")
+        facts.append(f"{_number(plan.num_scratch, 'chunk')} of scratch")
     return ", ".join(facts + [f"root {plan.root}"] * plan.spec.rooted)
+
+
+def _number(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _shortened(number: int, limit: int) -> list[int | None]:
@@ -93,20 +99,22 @@ class _Layout:
 
 
 def _layout(plan: Plan) -> _Layout:
-    clock, rank = clocks(plan), plan.steps[:, 0].astype(np.int64)
+    clock, (rank, kind, peer) = clocks(plan), plan.steps.T[:3].astype(np.int64)
     num_bands = int(clock.max(initial=0)) + 1
     # A step's place among those of its rank and round: neighbours, as a clock never goes back.
     group = rank * num_bands + clock
     place = np.arange(len(group)) - np.searchsorted(group, group)
-    heights = np.ones(num_bands, np.int64)
+    heights, room = np.ones((2, num_bands), np.int64)
     np.maximum.at(heights, clock, place + 1)
-    bands = _HEAD + np.concatenate([[0], np.cumsum(heights * _STEP + 2 * _GAP)])
+    np.maximum.at(room, clock, np.abs(rank - peer) * np.isin(kind, _RECEIVES))
+    above = _GAP + np.minimum(3 * room, 24)  # Wide arrows are flat: less so with more room above.
+    bands = _HEAD + np.concatenate([[0], np.cumsum(above + heights * _STEP + _GAP)])
     return _Layout(
         width=max(2 * _MARGIN + (plan.num_ranks - 1) * _LANE, _MIN_WIDTH),
         height=int(bands[-1]) + _GAP,
         bands=bands.tolist(),
         x=(_MARGIN + rank * _LANE).tolist(),
-        y=(bands[clock] + _GAP + (place + 0.5) * _STEP).tolist(),
+        y=(bands[clock] + above[clock] + (place + 0.5) * _STEP).tolist(),
         partner=partners(plan),
     )
 
@@ -152,17 +160,16 @@ def _shapes(layout: _Layout, row: int, step: Step) -> Iterator[str]:
 
 
 def _label(layout: _Layout, row: int, step: Step) -> Iterator[str]:
-    """Beside a step: what it sends, or what it writes."""
-    x, y = layout.x[row], layout.y[row] + 4
+    """What a step sends, or what it writes; on the side where the step has no arrow."""
     if step.kind == Kind.SEND:
-        yield _halo(x - 6, y, _chunks(step.src_buffer, step.src_chunk, step.count), _INK, "end")
-        return
-    color = _COPY if step.kind in (Kind.RECV, Kind.COPY) else _REDUCE
-    text = _chunks(step.dst_buffer, step.dst_chunk, step.count)
-    if not Kind(step.kind).receives:
-        text += "=" if step.kind == Kind.COPY else "+="
+        text, color = _chunks(step.src_buffer, step.src_chunk, step.count), _INK
+    else:
+        text = _chunks(step.dst_buffer, step.dst_chunk, step.count)
+        color = _COPY if step.kind in (Kind.RECV, Kind.COPY) else _REDUCE
+    if step.kind in (Kind.COPY, Kind.REDUCE):
+        text += " = " if step.kind == Kind.COPY else " += "
         text += _chunks(step.src_buffer, step.src_chunk, step.count)
-    yield _halo(x + 6, y, text, color, "start")
+    yield from _halo(layout.x[row], layout.y[row] + 4, text, color, step.peer > step.rank)
 
 
 def _chunks(buffer: int, chunk: int, count: int) -> str:
@@ -171,10 +178,12 @@ def _chunks(buffer: int, chunk: int, count: int) -> str:
     return f"{Buffer(buffer).name[0].lower()}{chunk}{last}"
 
 
-def _halo(x: float, y: float, text: str, color: str, anchor: str) -> str:
-    """Text that stays legible on a line."""
-    halo = 'stroke="white" stroke-width="3" paint-order="stroke" stroke-linejoin="round"'
-    return _text(x, y, text, f'fill="{color}" text-anchor="{anchor}" {halo}')
+def _halo(x: float, y: float, text: str, color: str, left: bool) -> Iterator[str]:
+    """Text that stays legible on a line. Twice, as not every program knows paint-order."""
+    x, anchor = (x - 6, "end") if left else (x + 6, "start")
+    halo = 'stroke="white" stroke-width="3" stroke-linejoin="round"'
+    yield _text(x, y, text, f'fill="white" text-anchor="{anchor}" {halo}')
+    yield _text(x, y, text, f'fill="{color}" text-anchor="{anchor}"')
 
 
 def _text(x: float, y: float, text: str, attributes: str = "") -> str:

@@ -147,13 +147,14 @@ ALL_MUTATIONS: list[Callable[[Plan, Rows, random.Random], None]] = [
 
 def mutated(plan: Plan, numbers: random.Random) -> tuple[str, Plan]:
     """(name of the mutation, a plan that differs)"""
-    while True:
+    for _ in range(100):
         mutation = numbers.choice(ALL_MUTATIONS)
         rows = plan.steps.tolist()
         mutation(plan, rows, numbers)
         steps = np.array(rows, np.int32).reshape(-1, len(Step._fields))
         if not np.array_equal(steps, plan.steps):
             return mutation.__name__, replace(plan, steps=steps)
+    raise AssertionError(f"{plan.name}: no mutation changes it")
 
 
 def problem_of(plan: Plan) -> str:
@@ -241,4 +242,6 @@ def test_overwriting_and_hanging_by_all_timings():
 def test_the_catalogue_by_all_timings(a):
     for n in (n for n in (2, 3) if a.supports(n) is None):
         plan = plan_for(a.op, a.name, n, n - 1 if OPS[a.op].rooted else 0)
+        if np.prod(np.diff(plan.first_step) + 1.0) > 30_000:
+            continue  # So many states take minutes.
         assert oracle.may_overwrite_or_hang(plan) == (False, False)
