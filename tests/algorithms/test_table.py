@@ -1,0 +1,27 @@
+from pathlib import Path
+
+import pytest
+
+from jcoll.algorithms import table
+from jcoll.algorithms.registry import names
+
+DOCS = Path(__file__).parents[2] / "docs" / "algorithms.md"
+
+
+def test_the_committed_table_is_that_of_today():
+    text = DOCS.read_text()
+    assert text == table.update(text), "python -m jcoll.algorithms.table"
+
+
+def test_every_algorithm_is_described():
+    ours = [row for row in table._families().splitlines() if row.startswith("| `")]
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in ours]
+    assert {name.strip("`") for name, *_ in cells} <= set(names())
+    assert len(cells) >= 11
+    assert all(all(row) for row in cells)
+    assert ": ." not in table.markdown_table()  # A source for each.
+
+
+def test_where_there_is_no_table():
+    with pytest.raises(ValueError, match="0 tables between"):
+        table.update("# Algorithms\n")
