@@ -54,7 +54,7 @@ def float_outputs(p: Plan, seed: int) -> list[list[float]]:
         memory[Buffer.INPUT] = [numbers.gauss(0, 1) for _ in memory[Buffer.INPUT]]
     while any([run.advance(r) for r in range(p.num_ranks)]):
         pass
-    return [memory[Buffer.OUTPUT] for memory in run.memory]
+    return [[float(x) for x in memory[Buffer.OUTPUT]] for memory in run.memory]
 
 
 @pytest.mark.parametrize("a", all_algorithms("all_reduce"), ids=lambda a: a.name)
