@@ -137,8 +137,9 @@ std::string Collective::TimeoutMessage(int64_t num_mesh_groups) const {
   }
   return text +
          ".\n  Every rank of the group must reach this call: look for a lax.cond or a loop whose "
-         "condition differs between ranks, or for a rank that is slow or stuck before it; raise "
-         "timeout_s= or JCOLL_TIMEOUT if it is only slow.";
+         "condition differs between ranks, for a rank that is slow or stuck before it, or (jaxlib "
+         "before 0.12) for more than 32 programs dispatched and not waited for; raise timeout_s= or "
+         "JCOLL_TIMEOUT if a rank is only slow.";
 }
 
 void Collective::Start(int last_rank) {

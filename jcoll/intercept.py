@@ -243,6 +243,9 @@ def _ppermute_obstacle(ctx: Any, call: Call, params: Any) -> str | None:
     mesh_order = [axis for axis in context[0].axis_names if axis in call.axes] if context else []
     if len(call.axes) > 1 and list(call.axes) != mesh_order:
         return f"ppermute counts ranks in the mesh's order, {mesh_order}"
+    n = call.num_ranks
+    if not all(-n <= operator.index(rank) < n for pair in params["perm"] for rank in pair):
+        return "perm names a rank that is not there"
     for ranks in zip(*_ranks(params["perm"], call), strict=True):
         if len(set(ranks)) != len(ranks):
             return "perm names a rank twice"

@@ -88,6 +88,8 @@ def _obstacle(platform: str, ctx: Any) -> str | None:
     """Why the in-process runtime cannot serve this context; None if it can."""
     if platform != "cpu":
         return "the platform has no jcoll runtime yet"
+    if not all(isinstance(d, int) for aval in ctx.avals_in for d in aval.shape):
+        return "a dimension is symbolic, and the runtime's calls are of fixed size"
     context = _compat.mesh_of_lowering(ctx)
     if context is None:
         return "the call is not inside shard_map"
