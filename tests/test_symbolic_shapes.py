@@ -17,7 +17,7 @@ BODIES = {
     "all_gather": lambda m, v: m.all_gather(v, "x", tiled=True),
     "psum_scatter": lambda m, v: m.psum_scatter(v, "x", tiled=True),
 }
-# XLA's refinement of shapes does not see through the reshapes of the others (of some of lax's either).
+# XLA's refinement of shapes does not see through the reshapes of the others.
 RUN = ("psum", "ppermute")
 
 
