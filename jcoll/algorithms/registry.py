@@ -4,8 +4,9 @@ To add one:
   1. write a function that takes a Builder and sends (jcoll/plan/builder.py), one for each op;
   2. decorate it with @algorithm(name, op=..., ...); in jcoll itself, in a file of its own that
      jcoll/algorithms/__init__.py imports;
-  3. nothing else: the tests, the docs table, the command line's choices and the tuner's candidates
-     are all read from here. A plan is verified before its first use.
+  3. nothing else: the tests, the command line's choices and the tuner's candidates are all read
+     from here, and `python -m jcoll.algorithms.table` brings the docs up to date. A plan is
+     verified before its first use.
 """
 
 from __future__ import annotations

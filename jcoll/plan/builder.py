@@ -192,9 +192,7 @@ class Builder:
         late = (outputs != NONE) & (where != Buffer.OUTPUT) & (where != _NOWHERE)
         if self.spec.two_sided:
             self._copy_own_block()
-        late_where = np.where(late, where, _NOWHERE)
-        for first in range(0, self.num_chunks, self.chunks_per_block):
-            self._bring_block_home(first, late_where[:, first : first + self.chunks_per_block])
+        self._bring_all_home(np.where(late, where, _NOWHERE))
         steps, num_scratch = _pack_scratch(_steps(self._batches))
         return Plan(
             op=self.op,
@@ -274,7 +272,7 @@ class Builder:
         for i in np.flatnonzero(mixed):
             chunks = np.arange(chunk[i], chunk[i] + count[i])
             for c in chunks[self._where[rank[i], chunks] == Buffer.INPUT]:
-                self._bring_home(rank[i : i + 1], int(c))
+                self._bring_home(rank[i : i + 1], np.array([c]), np.array([1]))
             if np.ptp(self._where[rank[i], chunks]) > 0:
                 raise PlanError(
                     f"{self.algorithm} {self.op}: work chunks {chunks[0]} to {chunks[-1]} of rank "
@@ -282,18 +280,24 @@ class Builder:
                     "  Send them in parts."
                 )
 
-    def _bring_block_home(self, first: int, where: Array) -> None:
-        """What `where` has a place for, of the chunks from `first` on: as a whole if it lies so."""
-        if (where == where[:, :1]).all():
-            self._bring_home(np.flatnonzero(where[:, 0] != _NOWHERE), first, where.shape[1])
-            return
-        for part in range(where.shape[1]):
-            self._bring_home(np.flatnonzero(where[:, part] != _NOWHERE), first + part)
+    def _bring_all_home(self, where: Array) -> None:
+        """All work chunks for which `where` has a place; blocks as a whole where they lie so.
 
-    def _bring_home(self, rank: Array, chunk: int, count: int = 1) -> None:
-        if rank.size:
-            chunks, counts = np.full(rank.shape, chunk), np.full(rank.shape, count)
-            self._append(rank, rank, chunks, chunks, chunks, counts, reduce=False)
+        The first copy of every rank is in the first batch, and so on.
+        """
+        size = self.chunks_per_block
+        blocks = where.reshape(self.num_ranks, -1, size)
+        whole = (blocks == blocks[:, :, :1]).all(axis=2, keepdims=True)
+        begins = np.where(whole, np.arange(size) == 0, True).reshape(where.shape)
+        rank, chunk = np.nonzero(begins & (where != _NOWHERE))
+        count = np.where(whole[rank, chunk // size, 0], size, 1)
+        turn = np.arange(len(rank)) - np.searchsorted(rank, rank)
+        for t in range(int(turn.max(initial=-1)) + 1):
+            now = turn == t
+            self._bring_home(rank[now], chunk[now], count[now])
+
+    def _bring_home(self, rank: Array, chunk: Array, count: Array) -> None:
+        self._append(rank, rank, chunk, chunk, chunk, count, reduce=False)
 
     def _append(
         self,

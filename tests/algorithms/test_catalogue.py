@@ -255,3 +255,16 @@ def test_at_once_is_one_round():
 
     assert rounds(contextlib.nullcontext) == 3
     assert rounds(Builder.at_once) == 1
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 3, 16])
+@pytest.mark.parametrize("op", ["all_reduce", "broadcast", "reduce"])
+def test_trees_of_other_numbers_of_chunks(op, chunks):
+    """More chunks overlap: two more per tree cost two rounds, not two trips."""
+    for n in (2, 6, 13):
+        p = Builder(op, n, chunks_per_block=chunks)
+        registry.get(op, "tree").build(p)
+        plan = p.finish()
+        verify(plan)
+        depth, ways = (n - 1).bit_length(), 2 if op == "all_reduce" else 1
+        assert n == 2 or counts(plan).rounds <= ways * depth + 2 * -(-chunks // 2)
