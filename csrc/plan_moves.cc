@@ -1,21 +1,54 @@
 #include "plan_moves.h"
 
 #include <algorithm>
-#include <deque>
-#include <map>
 #include <string>
 #include <utility>
+#include <vector>
+
+#include "plan_order.h"
 
 namespace jcoll {
 namespace {
-
-constexpr int32_t kNone = -1;
 
 // Turns transfers, in an order in which they can happen, into operations on values.
 class Writer {
  public:
   explicit Writer(const Plan& plan) : plan_(plan), values_(plan) {}
 
+  std::optional<Failure> Sends(const PlanStep&) { return std::nullopt; }
+
+  std::optional<Failure> Receives(const PlanStep& s, const PlanStep& sent) {
+    for (int k = 0; k < s.count; ++k) {
+      std::vector<ChunkRef> srcs;
+      if (s.kind == StepKind::kRecvReduce) {
+        srcs.push_back({s.rank, s.src_buffer, s.src_chunk + k});
+      }
+      srcs.push_back({sent.rank, sent.src_buffer, sent.src_chunk + k});
+      const ChunkRef dst{s.rank, s.dst_buffer, s.dst_chunk + k};
+      if (auto failure = Write(dst, srcs)) return failure;
+    }
+    return std::nullopt;
+  }
+
+  std::optional<Failure> Local(const PlanStep& s) {
+    for (int k = 0; k < s.count; ++k) {
+      const ChunkRef dst{s.rank, s.dst_buffer, s.dst_chunk + k};
+      std::vector<ChunkRef> srcs;
+      if (s.kind == StepKind::kReduce) srcs.push_back(dst);
+      srcs.push_back({s.rank, s.src_buffer, s.src_chunk + k});
+      if (auto failure = Write(dst, srcs)) return failure;
+    }
+    return std::nullopt;
+  }
+  void Finish(bool simplify, PlanMoves* out) {
+    ZeroWhatIsMissing();
+    if (simplify) values_.Simplify();
+    for (const PlanValues::Operation& op : values_.operations()) {
+      if (!op.dsts.empty()) Append(op, out);
+    }
+  }
+
+ private:
   std::optional<Failure> Write(const ChunkRef& dst, const std::vector<ChunkRef>& srcs) {
     std::vector<PlanValues::Id> ids;
     for (const ChunkRef& src : srcs) {
@@ -31,15 +64,6 @@ class Writer {
     return std::nullopt;
   }
 
-  void Finish(bool simplify, PlanMoves* out) {
-    ZeroWhatIsMissing();
-    if (simplify) values_.Simplify();
-    for (const PlanValues::Operation& op : values_.operations()) {
-      if (!op.dsts.empty()) Append(op, out);
-    }
-  }
-
- private:
   // Ranks that receive nothing (all but the root of reduce and gather) return zeros.
   void ZeroWhatIsMissing() {
     for (int32_t rank = 0; rank < plan_.num_ranks; ++rank) {
@@ -79,98 +103,6 @@ class Writer {
   PlanValues values_;
 };
 
-// Runs the ranks' steps in turn, each as far as it gets.
-class Sequencer {
- public:
-  explicit Sequencer(const Plan& plan)
-      : plan_(plan),
-        next_(plan.first_step.begin(), plan.first_step.end() - 1),
-        writer_(plan),
-        waiting_(plan.num_ranks, kNone) {}
-
-  std::optional<Failure> Run(bool simplify, PlanMoves* out) {
-    std::deque<int> ready;
-    for (int rank = 0; rank < plan_.num_ranks; ++rank) ready.push_back(rank);
-    while (!ready.empty()) {
-      const int rank = ready.front();
-      ready.pop_front();
-      if (auto failure = RunRank(rank, &ready)) return failure;
-    }
-    for (int rank = 0; rank < plan_.num_ranks; ++rank) {
-      if (waiting_[rank] == kNone) continue;
-      return Failure{FailureCode::kInvalidArgument,
-                     "jcoll: a plan cannot be run: rank " + std::to_string(rank) +
-                         " waits for a message from rank " + std::to_string(waiting_[rank]) +
-                         " that is never sent."};
-    }
-    writer_.Finish(simplify, out);
-    return std::nullopt;
-  }
-
- private:
-  using Connection = std::pair<int, int>;  // (sender, receiver)
-
-  std::optional<Failure> RunRank(int rank, std::deque<int>* ready) {
-    for (int& i = next_[rank]; i < plan_.first_step[rank + 1]; ++i) {
-      const PlanStep& s = plan_.steps[i];
-      if (s.kind == StepKind::kSend) {
-        messages_[{rank, s.peer}].push_back(&s);
-        if (waiting_[s.peer] != rank) continue;
-        waiting_[s.peer] = kNone;
-        ready->push_back(s.peer);
-      } else if (s.kind == StepKind::kRecv || s.kind == StepKind::kRecvReduce) {
-        auto& queue = messages_[{s.peer, rank}];
-        if (queue.empty()) {
-          waiting_[rank] = s.peer;
-          return std::nullopt;
-        }
-        const PlanStep& sent = *queue.front();
-        queue.pop_front();
-        if (auto failure = Receive(s, sent)) return failure;
-      } else if (auto failure = Local(s)) {
-        return failure;
-      }
-    }
-    return std::nullopt;
-  }
-
-  std::optional<Failure> Receive(const PlanStep& s, const PlanStep& sent) {
-    if (s.count != sent.count) {
-      return Failure{FailureCode::kInvalidArgument,
-                     "jcoll: a plan cannot be run: rank " + std::to_string(sent.rank) + " sends " +
-                         std::to_string(sent.count) + " chunks where rank " +
-                         std::to_string(s.rank) + " receives " + std::to_string(s.count) + "."};
-    }
-    for (int k = 0; k < s.count; ++k) {
-      std::vector<ChunkRef> srcs;
-      if (s.kind == StepKind::kRecvReduce) {
-        srcs.push_back({s.rank, s.src_buffer, s.src_chunk + k});
-      }
-      srcs.push_back({sent.rank, sent.src_buffer, sent.src_chunk + k});
-      const ChunkRef dst{s.rank, s.dst_buffer, s.dst_chunk + k};
-      if (auto failure = writer_.Write(dst, srcs)) return failure;
-    }
-    return std::nullopt;
-  }
-
-  std::optional<Failure> Local(const PlanStep& s) {
-    for (int k = 0; k < s.count; ++k) {
-      const ChunkRef dst{s.rank, s.dst_buffer, s.dst_chunk + k};
-      std::vector<ChunkRef> srcs;
-      if (s.kind == StepKind::kReduce) srcs.push_back(dst);
-      srcs.push_back({s.rank, s.src_buffer, s.src_chunk + k});
-      if (auto failure = writer_.Write(dst, srcs)) return failure;
-    }
-    return std::nullopt;
-  }
-
-  const Plan& plan_;
-  std::vector<int> next_;
-  Writer writer_;
-  std::vector<int> waiting_;  // For a message from whom, or kNone.
-  std::map<Connection, std::deque<const PlanStep*>> messages_;
-};
-
 }  // namespace
 
 std::optional<Failure> MakeMoves(const Plan& plan, PlanMoves* moves, bool simplify) {
@@ -182,7 +114,9 @@ std::optional<Failure> MakeMoves(const Plan& plan, PlanMoves* moves, bool simpli
   m.out_blocks = plan.out_blocks();
   m.num_scratch = plan.num_scratch;
   m.reduces = plan.reduces();
-  if (auto failure = Sequencer(plan).Run(simplify, &m)) return failure;
+  Writer writer(plan);
+  if (auto failure = PlanOrder<Writer>(plan, &writer).Run()) return failure;
+  writer.Finish(simplify, &m);
   *moves = std::move(m);
   return std::nullopt;
 }

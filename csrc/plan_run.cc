@@ -41,8 +41,7 @@ void PlanRun::Begin(const PlanMoves* moves, const std::vector<RankBuffers>* rank
       ((int64_t{moves->in_blocks} + moves->out_blocks) * parts + moves->num_scratch);
   const bool rereads = std::any_of(moves->moves.begin(), moves->moves.end(),
                                    [](const PlanMoves::Move& m) { return !m.is_last; });
-  const int64_t in_cache =
-      rereads ? kLaneFootprint / std::max<int64_t>(1, chunks) : kMaxLaneNbytes;
+  const int64_t in_cache = rereads ? kLaneFootprint / std::max<int64_t>(1, chunks) : kMaxLaneNbytes;
   const int64_t share = CeilDiv(chunk_nbytes_, kLanesPerThread * num_threads);
   lane_nbytes_ = RoundUp(std::max(kMinLaneNbytes, std::min(in_cache, share)), kLine);
   stream_ = traffic_nbytes() >= kStreamThresholdBytes;

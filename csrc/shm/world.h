@@ -1,0 +1,150 @@
+// The processes of one host that run collectives with each other, as one of them sees them.
+//
+// Every process owns a segment that all others map:
+//
+//   Header   is it alive, does it sleep, how to wake it
+//   Post[]   the collectives it takes part in now: its signature for each, and where its data are
+//   arena    counters and staging areas of the posts
+//
+// A process writes to its own segment only, but for three things: a doorbell that wakes its owner,
+// and the count of the readers that a post still has. A post is identified by a 128-bit key that
+// all processes derive alike (Collective::KeyOf), and is looked up in a small window of the table.
+//
+// Memory order. Everything in a post is written before `state` is stored (release) and read after
+// it has been loaded (acquire). Sleeping: the sleeper stores `sleeping`, then looks for news, then
+// waits on the doorbell; the waker stores its news, then loads `sleeping`. Both pairs are
+// sequentially consistent, so that at least one of them sees the other.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "segment.h"
+
+namespace jcoll {
+
+struct Key {
+  uint64_t hi = 0, lo = 0;
+  bool operator==(const Key& other) const { return hi == other.hi && lo == other.lo; }
+};
+
+enum class PostState : uint32_t {
+  kFree,
+  kOpen,    // Some local ranks have arrived.
+  kReady,   // All local ranks have; counters and staging may be used.
+  kFailed,  // `text` says why.
+};
+
+struct Post {
+  std::atomic<uint64_t> key_hi, key_lo;
+  std::atomic<PostState> state;
+  std::atomic<int32_t> readers_left;  // Processes that have not let go of it.
+  std::atomic<int64_t> opened_ns;     // CLOCK_MONOTONIC, which processes of a host share.
+  std::atomic<uint64_t> members;      // Which ranks and which processes: a hash.
+  std::atomic<uint64_t> signature;    // What is called: a hash of `text` but for the call site.
+  std::atomic<int64_t> arena_offset;  // Of the counters; the staging areas follow.
+  char text[400];                     // The call, for people; or why it failed.
+};
+
+enum class ProcessState : uint32_t { kStarting, kAlive, kLeaving };
+
+struct Header {
+  uint64_t magic;
+  std::atomic<ProcessState> state;
+  std::atomic<uint32_t> doorbell;
+  std::atomic<uint32_t> sleeping;
+  std::atomic<int64_t> idle_since_ns;  // The process has used next to no CPU since; 0: it is busy.
+  char reason[400];                    // Why it leaves.
+};
+
+// What the bootstrap has exchanged about every process.
+struct ProcessInfo {
+  int pid = 0, fd = -1;
+  int64_t nbytes = 0;
+};
+
+class World {
+ public:
+  static constexpr int kMaxPosts = 1024;
+  static constexpr int kWindow = 32;
+
+  // Makes this process's segment. `arena_nbytes`: JCOLL_SHM_SIZE.
+  static std::optional<Failure> Prepare(int64_t arena_nbytes, ProcessInfo* info);
+  // Maps the others'. `infos` by process, this one's at `self`. Called once.
+  static std::optional<Failure> Join(int self, const std::vector<ProcessInfo>& infos);
+  // Null before Join.
+  static World* Get();
+
+  int self() const { return self_; }
+  int num_processes() const { return static_cast<int>(peers_.size()); }
+
+  // This process's posts.
+  Post* OpenPost(const Key& key, uint64_t members, uint64_t signature, const std::string& text);
+  void Fail(Post* post, const std::string& why);
+  // Lets go of a post when all readers have; see Sweep.
+  void Retire(Post* post, int64_t arena_offset, int64_t arena_nbytes);
+  // -1 if there is not so much left.
+  int64_t Allocate(int64_t nbytes);
+
+  // Another process's post for a key; null if it has not come yet.
+  Post* Find(int process, const Key& key) const;
+  // An open post of another process of the same members under another key, older than `ns`.
+  Post* FindConflict(int process, const Key& key, uint64_t members, int64_t now_ns,
+                     int64_t age_ns) const;
+  char* At(int process, int64_t arena_offset) const;
+
+  // Tells processes that there is news.
+  void Ring(int process);
+  void RingAll();
+  // Sleeps until somebody rings, at most `ns`. `has_news` is asked once more before.
+  template <typename Fn>
+  void Sleep(int64_t ns, Fn has_news) {
+    Header* h = header(self_);
+    const uint32_t seen = h->doorbell.load();
+    h->sleeping.store(1);
+    if (!has_news()) WaitForDoorbell(seen, ns);
+    h->sleeping.store(0);
+  }
+
+  // "" if a process lives; else what became of it.
+  std::string Fate(int process);
+  // This process goes: collectives of others that wait for it fail with the reason.
+  void Leave(const std::string& reason);
+  // Keeps idle_since_ns up to date; called now and then by the progress thread.
+  void WatchIdleness(int64_t now_ns);
+  int64_t IdleSince(int process) const { return header(process)->idle_since_ns.load(); }
+
+ private:
+  struct Retired {
+    Post* post;
+    int64_t offset, nbytes;
+  };
+  struct Free {
+    int64_t offset, nbytes;
+  };
+  World() = default;
+  Header* header(int process) const;
+  Post* posts(int process) const;
+  void WaitForDoorbell(uint32_t seen, int64_t ns);
+  void SweepLocked();
+  void ReleaseLocked(int64_t offset, int64_t nbytes);
+  bool IsDead(int process);
+
+  int self_ = 0;
+  std::vector<std::unique_ptr<Segment>> segments_;  // By process.
+  std::vector<ProcessInfo> peers_;
+  std::vector<int> pidfds_;
+
+  std::mutex mu_;
+  std::vector<Retired> retired_;  // Oldest first.
+  std::vector<Free> free_;        // By offset; neighbours are joined.
+  int64_t cpu_ns_ = 0, cpu_checked_ns_ = 0;
+};
+
+int64_t MonotonicNs();
+
+}  // namespace jcoll
