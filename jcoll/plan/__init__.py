@@ -8,7 +8,8 @@ order.py     which send meets which receive; an order in which all steps can be 
 verify.py    the proof that a plan does what its op promises, whatever the timing
 bits.py      whether all ranks add in one order
 counts.py    rounds, chunks, messages, memory
-simulate.py  how long it would take on a topology
+topology.py  machines: link classes, ports, presets; topology_file.py: one's own
+simulate.py  how long a plan would take on one
 encode.py    the flat form that the native executors read
 render.py    text and pictures
 """
