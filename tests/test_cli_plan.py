@@ -260,6 +260,10 @@ def test_crossovers():
     assert found == [(1, 2, "a"), (4, 4, "b"), (8, 8, "a")]
 
 
+def test_a_span_of_one_size_is_one_size(run):
+    assert run("simulate", "reduce", "-n", 2, "-e", "1K", "-a", "tree").endswith("\n1K: tree\n")
+
+
 def test_help_lists_the_catalogue(capsys):
     with pytest.raises(SystemExit):
         cli.main(["plan", "--help"])

@@ -120,7 +120,8 @@ def _as_text(found: Comparison) -> str:
 
 
 def _span_line(first: int, last: int, name: str) -> str:
-    return f"{format_size(first)} to {format_size(last)}: {name}"
+    span = [format_size(size) for size in dict.fromkeys((first, last))]
+    return f"{' to '.join(span)}: {name}"
 
 
 def _as_json(found: Comparison) -> str:
