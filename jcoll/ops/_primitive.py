@@ -169,6 +169,8 @@ def rank_in_group(call: Call) -> Any:
 
 def keep_at_root(y: Any, call: Call, root: int) -> Any:
     """y on the root of the group, zeros on the other ranks."""
+    # Explicitly, as `where` does not make an array of size 0 vary, and its transpose then fails.
+    y = _compat.make_varying(y, call.axes)
     return jnp.where(rank_in_group(call) == root, y, jnp.zeros_like(y))
 
 
