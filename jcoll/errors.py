@@ -1,6 +1,6 @@
 """Error texts. Every user error has four parts: where, what was given, what is needed, what to do.
 
-jcoll.all_to_all over axis 'x': split_axis=1 has size 10, not divisible by the 4 ranks.
+jcoll.all_to_all over axis 'x': split_axis=1 has size 10, which 4 ranks do not divide.
   Pad it to 12, or use jcoll.all_to_all_v.
 """
 

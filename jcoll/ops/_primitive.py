@@ -3,7 +3,10 @@
 To add an op:
  1. write `ops/<op>.py`: the public function, a CollectiveSpec, its derivative, `define(SPEC)`;
  2. export it in `jcoll/__init__.py`;
- 3. nothing else: lowering, batching, typing and the test matrix follow from the spec.
+ 3. export it in `ops/__init__.py` too, which registers it;
+ 4. add a Case to `tests/ops/cases.py`, from which its tests are generated, and an Entry to
+    `bench/catalog.py`.
+Lowering, batching and typing follow from the spec.
 
 Canonical form. A primitive sees an array of one rank either whole or as *blocks*: a leading
 dimension of num_ranks. The public functions bring `axis`, `tiled` and the like into this form with

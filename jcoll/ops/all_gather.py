@@ -38,10 +38,12 @@ def all_gather(
       algorithm, timeout_s: as in `all_reduce`.
 
     Returns:
-      Like x, with the dimension added or enlarged. Its type varies over axis_name, as
-      `jax.lax.all_gather` has it.
+      Like x, with the dimension added or enlarged. Its type varies over axis_name, as that of
+      `jax.lax.all_gather`, whose `to=` (another type) does not exist here.
 
     Raises: as `all_reduce`.
+
+    Derivative: linear; the transpose is reduce_scatter (sum).
     """
     call = make_call(
         "all_gather",

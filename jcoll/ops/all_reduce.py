@@ -60,6 +60,9 @@ def all_reduce(
     Raises:
       AxisError: the axis is not bound. ValueError, TypeError: arguments that do not fit.
       JaxRuntimeError, when the result is used: a rank did not arrive within timeout_s.
+
+    Derivative: sum and mean are linear, as `jax.lax.psum` has it; max and min pass the tangents of
+    the ranks that attain them, averaged over ties; prod is the product rule; and, or have none.
     """
     call = make_call(
         "all_reduce",

@@ -41,6 +41,8 @@ def all_to_all(
       algorithm, timeout_s: as in `all_reduce`.
 
     Raises: as `all_reduce`; ValueError, with the size to pad to, if split_axis does not divide.
+
+    Derivative: linear; the transpose is the all_to_all back.
     """
     call = make_call(
         "all_to_all",

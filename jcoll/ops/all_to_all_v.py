@@ -53,6 +53,9 @@ def all_to_all_v(
     Raises: as `all_reduce`. JaxRuntimeError, when the result is used, naming the pair of ranks:
       counts that are negative or exceed x, or (overflow="error") the output. By "xla" a program
       cannot fail: y is then NaN, or the lowest (unsigned: highest) integer.
+
+    Derivative: linear in x; the transpose returns rows to where they came from, zeros to rows that
+    were not sent or were dropped.
     """
     call = make_call("all_to_all_v", axis_name, algorithm=algorithm, timeout_s=timeout_s)
     x = _primitive.as_array(call, x)

@@ -31,6 +31,8 @@ def barrier(
       x, unchanged in value and type; without a copy where XLA can reuse its buffer.
 
     Raises: as `all_reduce`.
+
+    Derivative: the identity; the transpose has no barrier.
     """
     call = make_call("barrier", axis_name, algorithm=algorithm, timeout_s=timeout_s)
     return jax.tree.map(lambda leaf: _leaf(leaf, call), x)

@@ -40,6 +40,8 @@ def broadcast(
       Like x. With check_vma its type no longer varies over axis_name (unless in groups).
 
     Raises: as `all_reduce`; ValueError if root is not a rank.
+
+    Derivative: linear; the cotangents add up at the root, zeros elsewhere.
     """
     call = make_call(
         "broadcast",

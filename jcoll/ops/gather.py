@@ -41,6 +41,8 @@ def gather(
       On every rank an array of the gathered shape: all programs are one program.
 
     Raises: as `all_reduce`; ValueError if root is not a rank.
+
+    Derivative: linear; the transpose is scatter from the root.
     """
     call = make_call(
         "gather",

@@ -37,6 +37,8 @@ def ppermute(
       algorithm, timeout_s: as in `all_reduce`.
 
     Raises: as `all_reduce`; ValueError for ranks out of range or named twice.
+
+    Derivative: linear; the transpose is the inverse permutation.
     """
     call = make_call("ppermute", axis_name, algorithm=algorithm, timeout_s=timeout_s)
     pairs = _check_perm(call, perm)

@@ -53,6 +53,9 @@ def ragged_all_to_all(
       sizes that are negative, exceed the operand or the output, disagree between sender and
       receiver, or make two ranks write one row. By "xla" a program cannot fail: there such sizes
       give undefined rows.
+
+    Derivative: linear in operand and output; an error, by "xla" undefined, where the ranges of
+    operand that are sent overlap.
     """
     call = make_call(
         "ragged_all_to_all",
@@ -190,6 +193,9 @@ def _batch(spec: Any, size: int, args: Any, dims: Any, *, call: Call) -> Any:
     """The batch elements' rows one after another, with offsets to match: one collective."""
     arrays = [_compat.bdim_at_front(x, d, size) for x, d in zip(args, dims, strict=True)]
     operand, output, inputs, sends, outputs, recvs = arrays
+    num_rows = size * max(operand.shape[1], output.shape[1])
+    if num_rows > jnp.iinfo(sends.dtype).max:  # Offsets among all elements' rows would wrap.
+        return _primitive.batch_sequentially(spec, size, args, dims, call=call)
     inputs = _shifted(inputs, sends, operand.shape[1])
     outputs = _shifted(outputs, sends, output.shape[1])
 

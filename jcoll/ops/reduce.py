@@ -42,6 +42,8 @@ def reduce(
       algorithm, timeout_s: as in `all_reduce`.
 
     Raises: as `all_reduce`; ValueError if root is not a rank.
+
+    Derivative: sum and mean are linear (transpose: broadcast); the other ops as in `all_reduce`.
     """
     call = make_call(
         "reduce",

@@ -46,6 +46,8 @@ def reduce_scatter(
       Like x, with the dimension removed or divided.
 
     Raises: as `all_reduce`; ValueError, with the size to pad to, if the dimension does not divide.
+
+    Derivative: sum and mean are linear (transpose: all_gather); the other ops as in `all_reduce`.
     """
     call = make_call(
         "reduce_scatter",

@@ -40,6 +40,8 @@ def scatter(
 
     Raises: as `all_reduce`; ValueError if root is not a rank, or (with the size to pad to) if the
       dimension does not divide.
+
+    Derivative: linear; the transpose is gather to the root.
     """
     call = make_call(
         "scatter",

@@ -146,6 +146,19 @@ def test_memory_of_a_large_all_reduce() -> None:
     assert int(found.split("extra")[1]) < 8 << 20
 
 
+def test_ragged_batches_of_more_rows_than_int32_counts() -> None:
+    """Elements one after another have offsets beyond int32: they are exchanged one by one then."""
+
+    def f(*arrays: Any) -> Any:
+        return jax.vmap(lambda *a: jcoll.ragged_all_to_all(*a, axis_name="x"))(*arrays)
+
+    for num_rows, calls in ((1 << 30, 2), ((1 << 30) - 1, 1)):
+        rows = jax.ShapeDtypeStruct((N, 2, num_rows), np.int8)
+        index = [jax.ShapeDtypeStruct((N, 2, N), np.int32)] * 4
+        text = str(jax.make_jaxpr(spmd(f, mesh_of(N)))(rows, rows, *index))
+        assert text.count("= jcoll_ragged_all_to_all[") == calls
+
+
 def test_random_keys_travel() -> None:
     mesh = mesh_of(N)
     keys = jax.random.split(jax.random.key(0), N * N).reshape(N, N)
