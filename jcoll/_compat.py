@@ -23,7 +23,6 @@ from jax._src.lib.mlir.dialects import hlo as _hlo
 from jax._src.sharding_impls import SPMDAxisContext as _SPMDAxisContext
 
 Primitive = _core.Primitive
-ShapedArray = _core.ShapedArray
 Tracer = _core.Tracer
 Zero = _ad.Zero
 zero_tangent = _ad.p2tz

@@ -63,7 +63,7 @@ class Config:
     def from_environment(env: Mapping[str, str] = os.environ) -> Config:
         """Reads the variables. Raises ValueError that names the variable, its value and a fix."""
         return Config(
-            timeout_s=_positive(env, "JCOLL_TIMEOUT", 300.0, float),
+            timeout_s=_positive(env, "JCOLL_TIMEOUT", Config.timeout_s, float),
             num_threads=min(MAX_THREADS, int(_positive(env, "JCOLL_NUM_THREADS", 0, int))),
             algorithm=env.get("JCOLL_ALGORITHM") or "auto",
             intercept=_choice(env, "JCOLL_INTERCEPT", "0", ("0", "1")) == "1",

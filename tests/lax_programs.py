@@ -9,20 +9,13 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding
+from runtime_programs import N as N
+from runtime_programs import mesh_of as mesh_of
+from runtime_programs import place as place
 
 P = jax.P
-N = 8
 TARGET = "jcoll_collective"
 LAX_HLO = r"\b(all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(-start)?\("
-
-
-def mesh_of(*sizes: int) -> Any:
-    return jax.make_mesh(sizes, ("x", "y", "z")[: len(sizes)])
-
-
-def place(x: Any, mesh: Any, spec: Any) -> Any:
-    return jax.device_put(x, NamedSharding(mesh, spec))
 
 
 def integers(shape: tuple[int, ...], dtype: Any = np.float32, seed: int = 0) -> np.ndarray:

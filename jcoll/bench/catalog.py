@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import ml_dtypes  # noqa: F401  (registers bfloat16, float8_* and int4 names with numpy)
 import numpy as np
 
-REDUCE_OPS = ("sum", "mean", "max", "min", "prod", "and", "or")
+from jcoll.ops._reductions import REDUCE_OPS as REDUCE_OPS
+
 MAIN_OPS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "ppermute")
 
 
@@ -111,6 +112,8 @@ def kind(dtype: np.dtype) -> str:
     return "complex" if dtype.name.startswith("complex") else "other"
 
 
+# More than jcoll refuses (ops/_reductions.py: check_dtype): chains and loops feed a result back, so
+# it must have the dtype of the input, which means of integers and sums of bools have not.
 _REFUSED = {
     "sum": (("bool",), "a number dtype"),
     "prod": (("bool",), "a number dtype"),

@@ -1,12 +1,19 @@
 """The flags of `python -m jcoll bench`: sizes, checks, jobs, the children's environment."""
 
 import argparse
+import itertools
 
+import jax.numpy as jnp
 import pytest
 
 from jcoll import cli
 from jcoll.bench import catalog, checks, options, sizes, spawn
 from jcoll.bench.job import Job
+from jcoll.comm.group import Groups
+from jcoll.comm.mesh import Call
+from jcoll.ops._reductions import canonical
+
+DTYPES = ("bool", "int8", "uint32", "bfloat16", "float32", "float8_e4m3fn", "complex64")
 
 
 def parsed(*argv: str) -> argparse.Namespace:
@@ -162,6 +169,24 @@ def test_help_names_every_op_and_example(capsys):
     out = capsys.readouterr().out
     assert all(f"  {op} " in out for op in catalog.CATALOG)
     assert "python -m jcoll bench all_reduce -b 1K -e 16M -f 4 --devices 8" in out
+
+
+def test_dtypes_agree_with_the_ops():
+    """What is measured exists; what exists and is not measured changes the dtype."""
+    for op, name in itertools.product(catalog.REDUCE_OPS, DTYPES):
+        x = jnp.zeros(1, name)
+        call = Call("all_reduce", ("x",), Groups(2), "auto", 0.0, "")
+        try:
+            _, _, is_mean = canonical(call, op, x)
+            keeps = not is_mean and not (name == "bool" and op in ("sum", "prod"))
+        except TypeError:
+            keeps = False
+        try:
+            catalog.check_pair(op, name)
+        except ValueError:
+            assert not keeps, (op, name)
+        else:
+            assert keeps, (op, name)
 
 
 def test_environment_of_a_child():
