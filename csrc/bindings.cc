@@ -52,15 +52,14 @@ py::list Metrics() {
 void SetPlanMaker(py::object maker) {
   // Lives as long as the process: XLA may instantiate a program at any time.
   auto* fn = new py::object(std::move(maker));
-  jcoll::SetPlanMaker(
-      [fn](const jcoll::PlanKey& key) -> std::variant<std::string, jcoll::Failure> {
-        py::gil_scoped_acquire gil;
-        try {
-          return std::string((*fn)(key.op, key.algorithm, key.num_ranks, key.root).cast<py::bytes>());
-        } catch (const std::exception& e) {
-          return jcoll::Failure{jcoll::FailureCode::kInvalidArgument, e.what()};
-        }
-      });
+  jcoll::SetPlanMaker([fn](const jcoll::PlanKey& key) -> std::variant<std::string, jcoll::Failure> {
+    py::gil_scoped_acquire gil;
+    try {
+      return std::string((*fn)(key.op, key.algorithm, key.num_ranks, key.root).cast<py::bytes>());
+    } catch (const std::exception& e) {
+      return jcoll::Failure{jcoll::FailureCode::kInvalidArgument, e.what()};
+    }
+  });
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 #include "collective.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <cstdio>
 
@@ -26,6 +28,10 @@ constexpr int64_t kLongContinuationNs = 30000;
 constexpr int kStallCredit = 32;
 // One collective in so many has its continuations timed.
 constexpr uint32_t kTimedInterval = 16;
+
+// How long a handler goes on by itself with a collective over several processes before it leaves it
+// to the progress thread. Bounded: XLA's thread is not ours.
+constexpr int64_t kHandlerSpinNs = 50000;
 
 // 30 years stand for ever: far below what the clock's 64 bits of nanoseconds can hold. NaN, too.
 constexpr double kLongestTimeoutS = 1e9;
@@ -84,7 +90,7 @@ Collective::Collective(std::shared_ptr<const Description> description,
                        std::shared_ptr<SiteMetrics> metrics, std::shared_ptr<SitePolicy> policy)
     : d_(std::move(description)), metrics_(std::move(metrics)), policy_(std::move(policy)) {}
 
-void Collective::Open(int group, int64_t mesh_group, double timeout_s) {
+void Collective::Open(int group, int64_t mesh_group, double timeout_s, int64_t visit) {
   const int num_ranks = d_->group_size(group);
   group_ = group;
   mesh_group_ = mesh_group;
@@ -99,6 +105,22 @@ void Collective::Open(int group, int64_t mesh_group, double timeout_s) {
   num_arrived_ = 0;
   failure_.reset();
   first_completed_ = 0;
+  visit_ = visit;
+  FindProcesses();
+}
+
+void Collective::FindProcesses() {
+  is_remote_ = false;
+  if (d_->process_of.empty()) return;
+  process_of_.clear();
+  ranks_here_.clear();
+  const World* world = World::Get();
+  for (int rank = 0; rank < static_cast<int>(arrived_.size()); ++rank) {
+    const int64_t position = d_->PositionOf(mesh_group_, group_, rank);
+    process_of_.push_back(world->ProcessOf(d_->process_of[position]));
+    if (process_of_.back() == world->self()) ranks_here_.push_back(rank);
+  }
+  is_remote_ = ranks_here_.size() < arrived_.size();
 }
 
 void Collective::Add(int rank, const RankBuffers& buffers, Completion completion) {
@@ -120,7 +142,9 @@ std::vector<Task> Collective::Expire(int64_t num_mesh_groups) {
 
 Task Collective::CompletionOf(int rank) {
   num_users_.fetch_add(1, std::memory_order_relaxed);
-  return {shared_from_this(), rank};
+  int i = 0;
+  while (RankHere(i) != rank) ++i;
+  return {shared_from_this(), i};
 }
 
 std::string Collective::TimeoutMessage(int64_t num_mesh_groups) const {
@@ -138,12 +162,18 @@ std::string Collective::TimeoutMessage(int64_t num_mesh_groups) const {
   return text +
          ".\n  Every rank of the group must reach this call: look for a lax.cond or a loop whose "
          "condition differs between ranks, for a rank that is slow or stuck before it, or (jaxlib "
-         "before 0.12) for more than 32 programs dispatched and not waited for; raise timeout_s= or "
+         "before 0.12) for more than 32 programs dispatched and not waited for; raise timeout_s= "
+         "or "
          "JCOLL_TIMEOUT if a rank is only slow.";
 }
 
 void Collective::Start(int last_rank) {
   last_arrival_ = Clock::now();
+  if (is_remote_) {
+    StartRemote(last_rank);
+    num_users_.fetch_sub(1, std::memory_order_acq_rel);
+    return;
+  }
   if (!PlanIsFollowed()) failure_ = BuildMoves(*d_, buffers_, &moves_);
   if (failure_) {
     Finish(last_rank);
@@ -166,7 +196,7 @@ void Collective::PrepareWork() {
     element_nbytes_ = Size(d_->dtype);
   }
   if (PlanIsFollowed()) {
-    const PlanMoves* plan = d_->plans[group_].get();
+    const PlanMoves* plan = &d_->plans[group_]->moves;
     if (!plan->reduces) element_nbytes_ = 1;
     plan_run_.Begin(plan, &buffers_, d_->block_nbytes, reduce_, element_nbytes_,
                     Executor::NumThreads());
@@ -250,15 +280,16 @@ void Collective::Finish(int rank_here) {
     metrics_->skew_ns.fetch_add(ns(last_arrival_ - opened_), std::memory_order_relaxed);
     metrics_->exec_ns.fetch_add(ns(now - last_arrival_), std::memory_order_relaxed);
   }
-  const int num_ranks = static_cast<int>(completions_.size());
-  num_users_.fetch_add(num_ranks, std::memory_order_relaxed);
+  const int count = num_here();
+  num_users_.fetch_add(count, std::memory_order_relaxed);
   const auto self = shared_from_this();
   if (rank_here < 0) {
-    Executor::Get().Push(self, 0, num_ranks, policy_->NextWake());
+    Executor::Get().Push(self, 0, count, policy_->NextWake());
     return;
   }
-  first_completed_ = rank_here;
-  Executor::Get().Push(self, 1, num_ranks - 1, policy_->NextWake());
+  first_completed_ = 0;
+  while (RankHere(first_completed_) != rank_here) ++first_completed_;
+  Executor::Get().Push(self, 1, count - 1, policy_->NextWake());
   Complete(rank_here);
   num_users_.fetch_sub(1, std::memory_order_acq_rel);
 }
@@ -267,9 +298,69 @@ void Collective::Run(int index) {
   if (index < 0) {
     TakePieces(/*rank_here=*/-1);
   } else {
-    CompleteTimed((first_completed_ + index) % static_cast<int>(completions_.size()));
+    CompleteTimed(RankHere((first_completed_ + index) % num_here()));
   }
   num_users_.fetch_sub(1, std::memory_order_acq_rel);
+}
+
+RemoteRun::Setup Collective::RemoteSetup() const {
+  RemoteRun::Setup setup;
+  setup.programs = d_->ProgramsOf(group_);
+  setup.key = MakeKey({std::hash<std::string>()(d_->program), static_cast<uint64_t>(d_->site_index),
+                       static_cast<uint64_t>(d_->ordinal), static_cast<uint64_t>(mesh_group_),
+                       static_cast<uint64_t>(group_), static_cast<uint64_t>(visit_)});
+  setup.where = d_->Where();
+  setup.signature = d_->Signature();
+  setup.process_of = process_of_;
+  setup.buffers = buffers_.data();
+  setup.block_nbytes = d_->block_nbytes;
+  if (setup.programs->reduces) {
+    setup.reduce = reduce_;
+    setup.element_nbytes = element_nbytes_;
+  }
+  setup.timeout_s = timeout_s_;
+  setup.opened_ns = MonotonicNs();
+  return setup;
+}
+
+void Collective::StartRemote(int last_rank) {
+  if (std::find(process_of_.begin(), process_of_.end(), -1) != process_of_.end()) {
+    failure_ = Failure{FailureCode::kInvalidArgument,
+                       d_->Where() +
+                           ": its ranks are on several hosts.\n  Use "
+                           "algorithm=\"hierarchical\" over a host and a local axis, or "
+                           "algorithm=\"xla\"."};
+    return Finish(last_rank);
+  }
+  reduce_ = GetReduceFn(d_->dtype, d_->reduce_op);
+  element_nbytes_ = Size(d_->dtype);
+  remote_ = std::make_unique<RemoteRun>(RemoteSetup());
+  // Peers that are as far as we are answer within microseconds: sooner than another thread wakes
+  // up.
+  ScopedFlushDenormals flush;
+  const int64_t give_up = MonotonicNs() + kHandlerSpinNs;
+  RemoteRun::Status status = remote_->Advance();
+  while (status == RemoteRun::Status::kRunning && MonotonicNs() < give_up) {
+    sched_yield();
+    status = remote_->Advance();
+  }
+  if (status != RemoteRun::Status::kRunning) return FinishRemote(status, last_rank);
+  num_users_.fetch_add(1, std::memory_order_relaxed);
+  RemoteEngine::Get().Add(shared_from_this());
+}
+
+bool Collective::AdvanceRemote(bool check, int64_t now_ns) {
+  RemoteRun::Status status = remote_->Advance();
+  if (status == RemoteRun::Status::kRunning && check) status = remote_->CheckHealth(now_ns);
+  if (status == RemoteRun::Status::kRunning) return false;
+  FinishRemote(status, /*rank_here=*/-1);
+  num_users_.fetch_sub(1, std::memory_order_acq_rel);
+  return true;
+}
+
+void Collective::FinishRemote(RemoteRun::Status status, int rank_here) {
+  if (status == RemoteRun::Status::kFailed) failure_ = remote_->failure();
+  Finish(rank_here);
 }
 
 void Collective::Complete(int rank) {

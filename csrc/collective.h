@@ -18,6 +18,8 @@
 #include "metrics.h"
 #include "moves.h"
 #include "plan_run.h"
+#include "shm/engine.h"
+#include "shm/remote_run.h"
 
 namespace jcoll {
 
@@ -47,7 +49,9 @@ class SitePolicy {
   std::atomic<uint32_t> num_collectives_{0};
 };
 
-class Collective : public Runnable, public std::enable_shared_from_this<Collective> {
+class Collective : public Runnable,
+                   public RemoteTask,
+                   public std::enable_shared_from_this<Collective> {
  public:
   using Clock = Executor::Clock;
 
@@ -55,13 +59,15 @@ class Collective : public Runnable, public std::enable_shared_from_this<Collecti
              std::shared_ptr<SitePolicy> policy);
 
   // These are called under the site's mutex.
-  // Begins a life; the object is fresh or IsOver.
-  void Open(int group, int64_t mesh_group, double timeout_s);
+  // Begins a life; the object is fresh or IsOver. `visit`: how many the site has opened before for
+  // this group; counted only where ranks are in several processes.
+  void Open(int group, int64_t mesh_group, double timeout_s, int64_t visit);
   // Completed, and no thread will touch it again.
   bool IsOver() const { return num_users_.load(std::memory_order_acquire) == 0; }
   bool HasRank(int rank) const { return arrived_[rank]; }
   void Add(int rank, const RankBuffers& buffers, Completion completion);
-  bool AllArrived() const { return num_arrived_ == static_cast<int>(arrived_.size()); }
+  // All ranks of this process.
+  bool AllArrived() const { return num_arrived_ == num_here(); }
   bool IsExpired(Clock::time_point now) const { return now >= deadline_; }
   // Marks as failed and returns the completions of those who have arrived, to be pushed. The
   // collective stays known to the site, so that late ranks get the error too.
@@ -77,11 +83,26 @@ class Collective : public Runnable, public std::enable_shared_from_this<Collecti
   // the rank that came last.
   void Start(int last_rank);
 
+  // RemoteTask, for ranks in several processes: called by the progress thread once Start has handed
+  // the collective to it.
+  bool AdvanceRemote(bool check, int64_t now_ns) override;
+  bool RemoteMoved() const override { return remote_->moved(); }
+
   // Runnable: index >= 0 completes a rank, counted from first_completed_; others take pieces of the
   // work until none is left.
   void Run(int index) override;
 
  private:
+  // Ranks of this process are numbered 0 .. num_here() - 1 here, among each other.
+  int num_here() const {
+    return static_cast<int>(is_remote_ ? ranks_here_.size() : arrived_.size());
+  }
+  int RankHere(int i) const { return is_remote_ ? ranks_here_[i] : i; }
+  void FindProcesses();
+  void StartRemote(int last_rank);
+  RemoteRun::Setup RemoteSetup() const;
+  void FinishRemote(RemoteRun::Status status, int rank_here);
+
   bool PlanIsFollowed() const { return !d_->plans.empty(); }
   void PrepareWork();
   int64_t traffic_nbytes() const;
@@ -109,6 +130,13 @@ class Collective : public Runnable, public std::enable_shared_from_this<Collecti
   // Tasks queued or running, and one for the time until Start has returned.
   std::atomic<int> num_users_{0};
   bool is_timed_ = false;
+
+  // Ranks in several processes.
+  bool is_remote_ = false;
+  int64_t visit_ = 0;
+  std::vector<int> process_of_;  // By rank, as World counts them.
+  std::vector<int> ranks_here_;
+  std::unique_ptr<RemoteRun> remote_;
 
   std::vector<RankBuffers> buffers_;
   std::vector<Completion> completions_;

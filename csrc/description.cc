@@ -59,7 +59,7 @@ bool CanReduce(const Description& d) {
 std::optional<Failure> ValidatePlans(const Description& d) {
   if (static_cast<int>(d.plans.size()) != d.num_groups()) return Malformed(d, "a plan is missing");
   for (int g = 0; g < d.num_groups(); ++g) {
-    const PlanMoves& plan = *d.plans[g];
+    const PlanMoves& plan = d.plans[g]->moves;
     if (plan.num_ranks != d.group_size(g) || plan.in_blocks != d.in_blocks ||
         plan.out_blocks != d.out_blocks) {
       return Malformed(d, "the plan is one of another op or number of ranks");
@@ -133,6 +133,37 @@ int Description::group_size(int group) const {
   return static_cast<int>(std::count(group_of.begin(), group_of.end(), group));
 }
 
+std::shared_ptr<const PlanPrograms> Description::ProgramsOf(int group) const {
+  if (plans.empty()) return map_programs[group];
+  return {plans[group], &plans[group]->programs};
+}
+
+void Description::MakeMapPrograms() {
+  for (int g = 0; g < num_groups(); ++g) {
+    map_programs.push_back(std::make_shared<const PlanPrograms>(
+        MakePrograms(group_size(g), in_blocks, out_blocks, source_map)));
+  }
+}
+
+int64_t Description::PositionOf(int64_t mesh_group, int group, int rank) const {
+  int64_t index = rank;
+  for (size_t i = 0; i < group_of.size(); ++i) {
+    if (group_of[i] == group && rank_of[i] == rank) index = static_cast<int64_t>(i);
+  }
+  return mesh_group * axis_size + index;
+}
+
+std::string Description::Signature() const {
+  std::string text = "jcoll." + op + " over axis " + axis + " (" + signature;
+  const bool reduces =
+      !plans.empty()
+          ? plans[0]->moves.reduces
+          : !source_map.empty() && *std::min_element(source_map.begin(), source_map.end()) < -1;
+  if (reduces) text += std::string(", ") + Name(reduce_op);
+  if (root >= 0) text += ", root " + std::to_string(root);
+  return text + ", " + algorithm + ")";
+}
+
 std::string Description::Where() const {
   std::string text =
       "jcoll." + op + " over axis " + axis + " (" + signature + ", " + algorithm + ")";
@@ -142,6 +173,9 @@ std::string Description::Where() const {
 
 std::optional<Failure> Description::Validate() const {
   if (auto failure = ValidateGroups(*this)) return failure;
+  if (!process_of.empty() && motion != Motion::kBlocks) {
+    return Malformed(*this, "rows do not travel between processes");
+  }
   return motion == Motion::kBlocks ? ValidateBlocks(*this) : ValidateRows(*this);
 }
 

@@ -11,7 +11,7 @@
 #include "dtype.h"
 #include "failure.h"
 #include "moves.h"
-#include "plan_moves.h"
+#include "plan_store.h"
 #include "reduce.h"
 
 namespace jcoll {
@@ -42,6 +42,15 @@ struct Description {
   // it; empty: equal to the id, as on a mesh of one axis.
   std::vector<int64_t> position_of;
 
+  // JAX's process index for every position in the mesh; empty: all are of this process. The call's
+  // name among processes: the program's, its number there, and how often it has been instantiated.
+  std::vector<int64_t> process_of;
+  std::string program;
+  int64_t site_index = 0, ordinal = 0;
+  int root = -1;  // Of a rooted op, for Signature.
+  // The position in the mesh of a rank.
+  int64_t PositionOf(int64_t mesh_group, int group, int rank) const;
+
   Motion motion = Motion::kBlocks;
   DType dtype = DType::kU8;
   ReduceOp reduce_op = ReduceOp::kSum;
@@ -57,13 +66,18 @@ struct Description {
 
   // The plan of every group, where one is followed: kBlocks, with the blocks of its op, and
   // source_map is not looked at. Empty: "direct".
-  std::vector<std::shared_ptr<const PlanMoves>> plans;
+  std::vector<std::shared_ptr<const LoadedPlan>> plans;
 
   // kRagged, kVariable, kVariableBack: rows of row_nbytes; counts and offsets of index_nbytes each.
   int64_t row_nbytes = 0, in_rows = 0, out_rows = 0;
   int index_nbytes = 4;
   int num_updates = 1;         // kRagged: updates per pair of ranks.
   bool drop_overflow = false;  // kVariable: rows beyond out_rows are dropped and counted.
+
+  // The programs of a group whose ranks are in several processes: its plan's, or source_map's.
+  std::shared_ptr<const PlanPrograms> ProgramsOf(int group) const;
+  std::vector<std::shared_ptr<const PlanPrograms>> map_programs;  // By group; see MakeMapPrograms.
+  void MakeMapPrograms();
 
   // The buffers that the motion reads and writes.
   int num_inputs() const {
@@ -78,6 +92,9 @@ struct Description {
   }
   int num_groups() const;
   int group_size(int group) const;
+
+  // What must be the same on all ranks, for people: op, type, reduction, root, algorithm, axis.
+  std::string Signature() const;
 
   // Where and what, the first part of every error:
   // "jcoll.all_reduce over axis 'x' (float32[8], direct) called at train.py:42".

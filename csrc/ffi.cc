@@ -118,9 +118,16 @@ std::optional<Failure> FindPlans(Attributes& attrs, Description* d) {
     key.num_ranks = d->group_size(group);
     auto plan = PlanFor(key);
     if (auto* failure = std::get_if<Failure>(&plan)) return *failure;
-    d->plans.push_back(std::get<std::shared_ptr<const PlanMoves>>(plan));
+    d->plans.push_back(std::get<std::shared_ptr<const LoadedPlan>>(plan));
   }
   return std::nullopt;
+}
+
+// What a call over several processes needs besides: attribute "process_of", absent for others.
+void FindPeers(Attributes& attrs, Description* d) {
+  if (!attrs.Has("process_of")) return;
+  d->ordinal = NextOrdinal(d->program, d->site_index);
+  if (d->plans.empty()) d->MakeMapPrograms();
 }
 
 ffi::ErrorOr<std::unique_ptr<SiteState>> Instantiate(ffi::Dictionary dictionary) {
@@ -139,6 +146,12 @@ ffi::ErrorOr<std::unique_ptr<SiteState>> Instantiate(ffi::Dictionary dictionary)
   attrs.Read("group_of", &d.group_of);
   attrs.Read("rank_of", &d.rank_of);
   attrs.Read("position_of", &d.position_of);
+  if (attrs.Has("process_of")) {
+    attrs.Read("process_of", &d.process_of);
+    attrs.Read("program", &d.program);
+    attrs.Read("site_index", &d.site_index);
+  }
+  if (attrs.Has("root")) attrs.Read("root", &d.root);
   attrs.Read("motion", &motion);
   if (!ParseMotion(motion, &d.motion)) attrs.MarkBad("motion");
   if (d.motion == Motion::kBlocks) {
@@ -167,6 +180,7 @@ ffi::ErrorOr<std::unique_ptr<SiteState>> Instantiate(ffi::Dictionary dictionary)
   }
   auto failure = FindPlans(attrs, &d);
   if (!failure) failure = d.Validate();
+  if (!failure) FindPeers(attrs, &d);
   if (failure) {
     return ffi::Unexpected(
         ffi::Error(static_cast<ffi::ErrorCode>(ToErrorCode(failure->code)), failure->message));

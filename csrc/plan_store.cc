@@ -11,7 +11,7 @@ namespace {
 struct Store {
   std::mutex mu;
   PlanMaker maker;
-  std::map<PlanKey, std::shared_ptr<const PlanMoves>> plans;
+  std::map<PlanKey, std::shared_ptr<const LoadedPlan>> plans;
 };
 
 // Never destroyed: XLA's threads may outlive static destructors.
@@ -39,7 +39,7 @@ void ForgetPlans() {
   store.plans.clear();
 }
 
-std::variant<std::shared_ptr<const PlanMoves>, Failure> PlanFor(const PlanKey& key) {
+std::variant<std::shared_ptr<const LoadedPlan>, Failure> PlanFor(const PlanKey& key) {
   Store& store = GetStore();
   PlanMaker maker;
   {
@@ -60,10 +60,11 @@ std::variant<std::shared_ptr<const PlanMoves>, Failure> PlanFor(const PlanKey& k
   if (plan.num_ranks != key.num_ranks) {
     return Failure{FailureCode::kInternal, "jcoll: a plan for another number of ranks was made."};
   }
-  auto moves = std::make_shared<PlanMoves>();
-  if (auto failure = MakeMoves(plan, moves.get())) return std::move(*failure);
+  auto loaded = std::make_shared<LoadedPlan>();
+  if (auto failure = MakeMoves(plan, &loaded->moves)) return std::move(*failure);
+  if (auto failure = MakePrograms(plan, &loaded->programs)) return std::move(*failure);
   std::lock_guard<std::mutex> lock(store.mu);
-  return store.plans.emplace(key, std::move(moves)).first->second;
+  return store.plans.emplace(key, std::move(loaded)).first->second;
 }
 
 }  // namespace jcoll

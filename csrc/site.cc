@@ -58,6 +58,13 @@ bool ExpireAll(Executor::Clock::time_point now) {
 
 }  // namespace
 
+int64_t NextOrdinal(const std::string& program, int64_t site_index) {
+  static std::mutex mu;
+  static auto* counts = new std::map<std::pair<std::string, int64_t>, int64_t>();
+  std::lock_guard<std::mutex> lock(mu);
+  return (*counts)[{program, site_index}]++;
+}
+
 size_t NumSites() {
   Registry& registry = GetRegistry();
   std::lock_guard<std::mutex> lock(registry.mu);
@@ -121,8 +128,9 @@ std::shared_ptr<Collective> Site::FindOrOpenLocked(int64_t run_id, int64_t mesh_
   if (open != open_.end()) return open->collective;
   const double timeout_s = description_->timeout_s > 0 ? description_->timeout_s : DefaultTimeout();
   num_mesh_groups_ = std::max(num_mesh_groups_, mesh_group + 1);
+  const int64_t visit = description_->process_of.empty() ? 0 : num_opened_[{mesh_group, group}]++;
   open_.push_back({run_id, SpareLocked()});
-  open_.back().collective->Open(group, mesh_group, timeout_s);
+  open_.back().collective->Open(group, mesh_group, timeout_s, visit);
   return open_.back().collective;
 }
 

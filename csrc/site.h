@@ -10,9 +10,11 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "collective.h"
@@ -62,10 +64,16 @@ class Site {
   const std::shared_ptr<SitePolicy> policy_;
   std::mutex mu_;
   int64_t num_mesh_groups_ = 1;  // Seen so far.
+  std::map<std::pair<int64_t, int>, int64_t>
+      num_opened_;  // By (mesh group, group); see Collective.
   std::vector<Entry> open_;
   std::deque<Entry> failed_;                        // Oldest first.
   std::vector<std::shared_ptr<Collective>> spare_;  // Used before, with their memory.
 };
+
+// How often this has been called for a program and a call in it: the same on all processes that
+// load the same programs.
+int64_t NextOrdinal(const std::string& program, int64_t site_index);
 
 // Sites alive in this process; for tests.
 size_t NumSites();

@@ -51,6 +51,17 @@ bool IsKey(const Post& post, const Key& key) {
 
 }  // namespace
 
+Key MakeKey(std::initializer_list<uint64_t> parts) {
+  Key key{0x9e3779b97f4a7c15ull, 0xc2b2ae3d27d4eb4full};
+  for (uint64_t part : parts) {
+    key.hi = (key.hi ^ part) * 0xff51afd7ed558ccdull;
+    key.hi ^= key.hi >> 32;
+    key.lo = (key.lo + key.hi) * 0xc4ceb9fe1a85ec53ull;
+    key.lo ^= key.lo >> 29;
+  }
+  return key;
+}
+
 int64_t MonotonicNs() { return ClockNs(CLOCK_MONOTONIC); }
 
 std::optional<Failure> World::Prepare(int64_t arena_nbytes, ProcessInfo* info) {
@@ -62,7 +73,7 @@ std::optional<Failure> World::Prepare(int64_t arena_nbytes, ProcessInfo* info) {
   for (int i = 0; i < kMaxPosts; ++i) {
     new (segment->data() + PostsOffset() + i * int64_t{sizeof(Post)}) Post();
   }
-  *info = {static_cast<int>(getpid()), segment->fd(), segment->nbytes()};
+  *info = {static_cast<int>(getpid()), segment->fd(), segment->nbytes(), 0};
   g_own = std::move(segment);
   return std::nullopt;
 }
@@ -78,7 +89,7 @@ std::optional<Failure> World::Join(int self, const std::vector<ProcessInfo>& inf
       const ProcessInfo& i = infos[p];
       if (auto failure = segment->Open(i.pid, i.fd, i.nbytes)) return failure;
       if (reinterpret_cast<Header*>(segment->data())->magic != kMagic) {
-        return Failure{FailureCode::kInternal, "jcoll: process " + std::to_string(p) +
+        return Failure{FailureCode::kInternal, "jcoll: " + world->NameOf(p) +
                                                    " shares memory of another version of jcoll.\n"
                                                    "  Run the same version in all processes."};
       }
@@ -94,6 +105,13 @@ std::optional<Failure> World::Join(int self, const std::vector<ProcessInfo>& inf
 }
 
 World* World::Get() { return g_world; }
+
+int World::ProcessOf(int64_t id) const {
+  for (int p = 0; p < num_processes(); ++p) {
+    if (peers_[p].id == id) return p;
+  }
+  return -1;
+}
 
 Header* World::header(int process) const {
   return reinterpret_cast<Header*>(segments_[process]->data());
@@ -237,11 +255,10 @@ bool World::IsDead(int process) {
 std::string World::Fate(int process) {
   Header* h = header(process);
   if (h->state.load() == ProcessState::kLeaving) {
-    return "process " + std::to_string(process) + " has left (" + h->reason + ")";
+    return NameOf(process) + " has left (" + h->reason + ")";
   }
   if (process != self_ && IsDead(process)) {
-    return "process " + std::to_string(process) + " (pid " + std::to_string(peers_[process].pid) +
-           ") has died";
+    return NameOf(process) + " (pid " + std::to_string(peers_[process].pid) + ") has died";
   }
   return "";
 }
@@ -255,10 +272,11 @@ void World::Leave(const std::string& reason) {
 
 void World::WatchIdleness(int64_t now_ns) {
   constexpr int64_t kInterval = kSecond / 10;
-  if (now_ns - cpu_checked_ns_ < kInterval) return;
+  const int64_t elapsed = now_ns - cpu_checked_ns_;
+  if (elapsed < kInterval) return;
   const int64_t cpu = ClockNs(CLOCK_PROCESS_CPUTIME_ID);
-  // A tenth of one core: more than what our own waiting takes.
-  const bool is_idle = (cpu - cpu_ns_) * 10 < now_ns - cpu_checked_ns_;
+  // A tenth of one core: more than what our own waiting takes. Nothing was watched before a pause.
+  const bool is_idle = elapsed < 10 * kInterval && (cpu - cpu_ns_) * 10 < elapsed;
   Header* h = header(self_);
   if (!is_idle) {
     h->idle_since_ns.store(0);

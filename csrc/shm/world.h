@@ -18,6 +18,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -31,6 +32,9 @@ struct Key {
   uint64_t hi = 0, lo = 0;
   bool operator==(const Key& other) const { return hi == other.hi && lo == other.lo; }
 };
+
+// A key from what names a collective.
+Key MakeKey(std::initializer_list<uint64_t> parts);
 
 enum class PostState : uint32_t {
   kFree,
@@ -65,6 +69,7 @@ struct Header {
 struct ProcessInfo {
   int pid = 0, fd = -1;
   int64_t nbytes = 0;
+  int id = 0;  // JAX's process index, which errors name; a World counts its processes from 0.
 };
 
 class World {
@@ -81,6 +86,9 @@ class World {
 
   int self() const { return self_; }
   int num_processes() const { return static_cast<int>(peers_.size()); }
+  // The process with a JAX process index; -1 if it is not of this host.
+  int ProcessOf(int64_t id) const;
+  std::string NameOf(int process) const { return "process " + std::to_string(peers_[process].id); }
 
   // This process's posts.
   Post* OpenPost(const Key& key, uint64_t members, uint64_t signature, const std::string& text);
@@ -106,6 +114,7 @@ class World {
     Header* h = header(self_);
     const uint32_t seen = h->doorbell.load();
     h->sleeping.store(1);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
     if (!has_news()) WaitForDoorbell(seen, ns);
     h->sleeping.store(0);
   }

@@ -1,0 +1,357 @@
+#include "remote_run.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "../memory.h"
+
+namespace jcoll {
+namespace {
+
+constexpr int64_t kLine = 64;
+// Staging of one rank. Its cursors together stay in the L2 cache, where the peers' cores or the
+// shared L3 find them.
+constexpr int64_t kStagingNbytes = 512 << 10;
+constexpr int64_t kMinLaneNbytes = 1 << 10;
+constexpr int64_t kSecond = 1000000000;
+// Two processes that wait for each other in different calls for so long, without computing
+// anything, will do so for ever.
+constexpr int64_t kConflictNs = kSecond;
+constexpr int64_t kIdleNs = kSecond / 2;
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t RoundUp(int64_t a, int64_t unit) { return CeilDiv(a, unit) * unit; }
+
+uint64_t Mix(uint64_t h, uint64_t v) {
+  h ^= v + 0x9e3779b97f4a7c15ull + (h << 6) + (h >> 2);
+  h *= 0xff51afd7ed558ccdull;
+  return h ^ (h >> 33);
+}
+
+uint64_t HashOf(const std::string& text) {
+  uint64_t h = 0xcbf29ce484222325ull;
+  for (unsigned char c : text) h = (h ^ c) * 0x100000001b3ull;
+  return h;
+}
+
+}  // namespace
+
+RemoteRun::RemoteRun(Setup setup) : s_(std::move(setup)), world_(World::Get()) {
+  const PlanPrograms& p = *s_.programs;
+  num_local_.assign(world_->num_processes(), 0);
+  posts_.assign(world_->num_processes(), nullptr);
+  for (int process : s_.process_of) {
+    local_index_.push_back(num_local_[process]++);
+    members_ = Mix(members_, static_cast<uint64_t>(process) + 1);
+  }
+  signature_ = HashOf(s_.signature);
+
+  // As in plan_run.cc; all processes must come to the same cuts.
+  const int64_t parts = p.chunks_per_block;
+  chunk_nbytes_ = CeilDiv(s_.block_nbytes / s_.element_nbytes, parts) * s_.element_nbytes;
+  if (chunk_nbytes_ >= kLine * parts) chunk_nbytes_ = RoundUp(chunk_nbytes_, kLine);
+  const int64_t most = kStagingNbytes / (kCursors * std::max(1, p.max_slots)) / kLine * kLine;
+  lane_nbytes_ = std::min(std::max(kMinLaneNbytes, most), RoundUp(chunk_nbytes_, kLine));
+  // One lane at least: a collective of nothing waits for all ranks, too.
+  num_lanes_ = std::max<int64_t>(1, CeilDiv(chunk_nbytes_, std::max<int64_t>(1, lane_nbytes_)));
+  for (int rank = 0; rank < p.num_ranks; ++rank) {
+    if (s_.process_of[rank] != world_->self()) continue;
+    for (int c = 0; c < kCursors; ++c) {
+      Cursor cursor{rank, c};
+      cursor.num_rounds = num_lanes_ > c ? CeilDiv(num_lanes_ - c, kCursors) : 0;
+      if (cursor.num_rounds > 0) cursors_.push_back(cursor);
+    }
+  }
+  cursors_left_ = cursors_.size();
+  const int local = num_local_[world_->self()];
+  scratch_.resize(static_cast<size_t>(local) * kCursors * p.num_scratch * lane_nbytes_);
+  for (int process = 0; process < world_->num_processes(); ++process) {
+    num_missing_ += process != world_->self() && num_local_[process] > 0;
+  }
+  Post();
+}
+
+RemoteRun::~RemoteRun() = default;
+
+void RemoteRun::Post() {
+  const int64_t areas = int64_t{num_local_[world_->self()]} * kCursors;
+  arena_nbytes_ = areas * (int64_t{sizeof(Counter)} + s_.programs->max_slots * lane_nbytes_);
+  own_ = world_->OpenPost(s_.key, members_, signature_, s_.where);
+  arena_offset_ = world_->Allocate(arena_nbytes_);
+  if (own_ == nullptr || arena_offset_ < 0) {
+    Fail(FailureCode::kInternal,
+         own_ == nullptr ? "more than " + std::to_string(World::kMaxPosts) +
+                               " collectives are open at once.\n"
+                               "  Wait for results now and then (jax.block_until_ready)."
+                         : "no " + std::to_string(arena_nbytes_) +
+                               " bytes of shared memory are left.\n"
+                               "  Raise JCOLL_SHM_SIZE, or keep fewer collectives in flight.");
+    return;
+  }
+  std::memset(world_->At(world_->self(), arena_offset_), 0, areas * sizeof(Counter));
+  own_->arena_offset.store(arena_offset_);
+  own_->readers_left.store(num_missing_);
+  own_->state.store(PostState::kReady);
+  RingPeers();
+}
+
+RemoteRun::Status RemoteRun::Advance() {
+  moved_ = false;
+  if (failure_) return Status::kFailed;
+  if (num_missing_ > 0 && !AllHaveArrived()) {
+    return failure_ ? Status::kFailed : Status::kRunning;
+  }
+  bool any = true;
+  while (any) {
+    any = false;
+    for (Cursor& cursor : cursors_) any |= Step(&cursor);
+    if (any) {
+      moved_ = true;
+      RingPeers();
+    }
+  }
+  if (cursors_left_ > 0) return Status::kRunning;
+  Finish();
+  return Status::kDone;
+}
+
+bool RemoteRun::AllHaveArrived() {
+  for (int process = 0; process < world_->num_processes(); ++process) {
+    if (process == world_->self() || num_local_[process] == 0 || posts_[process]) continue;
+    if (Arrived(process)) {
+      --num_missing_;
+      moved_ = true;
+    }
+    if (failure_) return false;
+  }
+  return num_missing_ == 0;
+}
+
+bool RemoteRun::Arrived(int process) {
+  class Post* post = world_->Find(process, s_.key);
+  if (post == nullptr) return false;
+  const PostState state = post->state.load(std::memory_order_acquire);
+  if (state == PostState::kFailed) {
+    posts_[process] = post;
+    Fail(FailureCode::kInternal, "failed on " + RanksOf(process) + ": " + post->text);
+    return false;
+  }
+  if (state != PostState::kReady) return false;
+  posts_[process] = post;
+  if (post->signature.load() != signature_ || post->members.load() != members_) {
+    Mismatch(process, post->text);
+    return false;
+  }
+  return true;
+}
+
+void RemoteRun::Mismatch(int process, const char* text) {
+  Fail(FailureCode::kInvalidArgument, "the ranks do not make the same call: " + RanksOf(process) +
+                                          " made " + text +
+                                          ".\n  All ranks of a group must make the same "
+                                          "collectives in the same order: the same op, "
+                                          "reduction, dtype, shape, root and algorithm.");
+}
+
+// Runs the actions of a cursor that are ready. Returns whether there were any.
+bool RemoteRun::Step(Cursor* cursor) {
+  bool any = false;
+  const RankProgram& program = s_.programs->ranks[cursor->rank];
+  while (cursor->round < cursor->num_rounds) {
+    if (!cursor->has_begun) {
+      if (!MayBegin(*cursor)) return any;
+      cursor->has_begun = true;
+    }
+    for (; cursor->action < program.actions.size(); ++cursor->action) {
+      const RankProgram::Action& action = program.actions[cursor->action];
+      if (!IsReady(*cursor, action)) return any;
+      Run(*cursor, action);
+      any = true;
+    }
+    ++cursor->round;
+    cursor->action = 0;
+    cursor->has_begun = false;
+    CounterOf(cursor->rank, cursor->index)
+        ->done.store(static_cast<uint64_t>(cursor->round), std::memory_order_release);
+    any = true;
+    if (cursor->round == cursor->num_rounds) --cursors_left_;
+  }
+  return any;
+}
+
+bool RemoteRun::MayBegin(const Cursor& cursor) {
+  if (cursor.round == 0) return true;
+  const std::vector<int32_t>& receivers = s_.programs->ranks[cursor.rank].receivers;
+  return std::all_of(receivers.begin(), receivers.end(), [&](int32_t receiver) {
+    return CounterOf(receiver, cursor.index)->done.load(std::memory_order_acquire) >=
+           static_cast<uint64_t>(cursor.round);
+  });
+}
+
+bool RemoteRun::IsReady(const Cursor& cursor, const RankProgram::Action& action) {
+  return std::all_of(action.srcs.begin(), action.srcs.end(), [&](const RankProgram::Operand& src) {
+    if (src.slot == RankProgram::kNone) return true;
+    const uint64_t before =
+        static_cast<uint64_t>(cursor.round) * s_.programs->ranks[src.rank].num_messages;
+    return CounterOf(src.rank, cursor.index)->sent.load(std::memory_order_acquire) >
+           before + src.message;
+  });
+}
+
+void RemoteRun::Run(const Cursor& cursor, const RankProgram::Action& action) {
+  const int64_t lane = cursor.round * kCursors + cursor.index;
+  const int64_t part_begin = std::min(action.part * chunk_nbytes_, s_.block_nbytes);
+  const int64_t part_end = std::min(part_begin + chunk_nbytes_, s_.block_nbytes);
+  const int64_t begin = std::min(part_begin + lane * lane_nbytes_, part_end);
+  const int64_t nbytes = std::min(begin + lane_nbytes_, part_end) - begin;
+  void* dsts[2];
+  int num_dsts = 0;
+  if (action.has_chunk) dsts[num_dsts++] = Local(cursor, action.buffer, action.chunk, begin);
+  if (action.slot != RankProgram::kNone) {
+    dsts[num_dsts++] = Slot(cursor.rank, cursor.index, action.slot);
+  }
+  if (nbytes > 0 && num_dsts > 0) {
+    thread_local std::vector<const void*> srcs;
+    srcs.clear();
+    for (const RankProgram::Operand& src : action.srcs) {
+      srcs.push_back(Source(cursor, src, begin));
+    }
+    if (srcs.empty()) {
+      for (int i = 0; i < num_dsts; ++i) Zero(dsts[i], nbytes, /*stream=*/false);
+    } else if (srcs.size() == 1) {
+      CopyTo(srcs[0], dsts, num_dsts, nbytes, /*stream=*/false);
+    } else {
+      s_.reduce(srcs.data(), static_cast<int>(srcs.size()), dsts, num_dsts,
+                nbytes / s_.element_nbytes, /*stream=*/false);
+    }
+  }
+  if (action.num_posts > 0) {
+    CounterOf(cursor.rank, cursor.index)
+        ->sent.fetch_add(action.num_posts, std::memory_order_release);
+  }
+}
+
+const char* RemoteRun::Source(const Cursor& cursor, const RankProgram::Operand& src,
+                              int64_t begin) {
+  if (src.slot != RankProgram::kNone) return Slot(src.rank, cursor.index, src.slot);
+  return Local(cursor, src.buffer, src.chunk, begin);
+}
+
+char* RemoteRun::Local(const Cursor& cursor, PlanBuffer buffer, int chunk, int64_t begin) {
+  const PlanPrograms& p = *s_.programs;
+  if (buffer == PlanBuffer::kScratch) {
+    const int64_t area = int64_t{local_index_[cursor.rank]} * kCursors + cursor.index;
+    return scratch_.data() + (area * p.num_scratch + chunk) * lane_nbytes_;
+  }
+  const RankBuffers& b = s_.buffers[cursor.rank];
+  const int64_t offset = chunk / p.chunks_per_block * s_.block_nbytes + begin;
+  // Inputs are only read: see DecodePlan.
+  char* base = buffer == PlanBuffer::kInput ? static_cast<char*>(const_cast<void*>(b.inputs[0]))
+                                            : static_cast<char*>(b.outputs[0]);
+  return base + offset;
+}
+
+RemoteRun::Counter* RemoteRun::CounterOf(int rank, int cursor) {
+  const int process = s_.process_of[rank];
+  const int64_t base =
+      process == world_->self() ? arena_offset_ : posts_[process]->arena_offset.load();
+  const int64_t area = int64_t{local_index_[rank]} * kCursors + cursor;
+  return reinterpret_cast<Counter*>(world_->At(process, base)) + area;
+}
+
+char* RemoteRun::Slot(int rank, int cursor, int slot) {
+  const int process = s_.process_of[rank];
+  const int64_t base =
+      process == world_->self() ? arena_offset_ : posts_[process]->arena_offset.load();
+  const int64_t counters = int64_t{num_local_[process]} * kCursors * int64_t{sizeof(Counter)};
+  const int64_t area = int64_t{local_index_[rank]} * kCursors + cursor;
+  return world_->At(process, base + counters) +
+         (area * s_.programs->max_slots + slot) * lane_nbytes_;
+}
+
+// The stores before are seen by whoever is found awake here; see World.
+void RemoteRun::RingPeers() {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  for (int process = 0; process < world_->num_processes(); ++process) {
+    if (process != world_->self() && num_local_[process] > 0) world_->Ring(process);
+  }
+}
+
+void RemoteRun::Finish() {
+  for (class Post* post : posts_) {
+    if (post != nullptr) post->readers_left.fetch_sub(1);
+  }
+  if (own_ != nullptr) world_->Retire(own_, arena_offset_, arena_nbytes_);
+  RingPeers();
+}
+
+RemoteRun::Status RemoteRun::Fail(FailureCode code, const std::string& why) {
+  failure_ = Failure{code, s_.where + ": " + why};
+  if (own_ != nullptr) world_->Fail(own_, failure_->message);
+  Finish();
+  return Status::kFailed;
+}
+
+RemoteRun::Status RemoteRun::CheckHealth(int64_t now_ns) {
+  if (failure_) return Status::kFailed;
+  for (int process = 0; process < world_->num_processes(); ++process) {
+    if (process == world_->self() || num_local_[process] == 0) continue;
+    const class Post* post = posts_[process];
+    if (post != nullptr && post->state.load() == PostState::kFailed) {
+      return Fail(FailureCode::kInternal, "failed on " + RanksOf(process) + ": " + post->text);
+    }
+    const std::string fate = world_->Fate(process);
+    if (!fate.empty()) {
+      return Fail(FailureCode::kInternal, RanksOf(process) + " will not come: " + fate + ".");
+    }
+    if (post == nullptr && now_ns - s_.opened_ns > kConflictNs) {
+      const auto is_idle = [&](int p) {
+        const int64_t since = world_->IdleSince(p);
+        return since > 0 && now_ns - since > kIdleNs;
+      };
+      if (!is_idle(process) || !is_idle(world_->self())) continue;
+      if (const class Post* other =
+              world_->FindConflict(process, s_.key, members_, now_ns, kConflictNs)) {
+        Mismatch(process, other->text);
+        return Status::kFailed;
+      }
+    }
+  }
+  if (now_ns - s_.opened_ns > s_.timeout_s * kSecond) {
+    return Fail(FailureCode::kDeadlineExceeded, DeadlineText());
+  }
+  return Status::kRunning;
+}
+
+std::string RemoteRun::RanksOf(int process) const {
+  std::string ranks;
+  int count = 0;
+  for (int rank = 0; rank < static_cast<int>(s_.process_of.size()); ++rank) {
+    if (s_.process_of[rank] != process) continue;
+    ranks += (count++ ? ", " : "") + std::to_string(rank);
+  }
+  return (count == 1 ? "rank " : "ranks ") + ranks + " (" + world_->NameOf(process) + ")";
+}
+
+std::string RemoteRun::DeadlineText() const {
+  std::string arrived = RanksOf(world_->self()), missing;
+  for (int process = 0; process < world_->num_processes(); ++process) {
+    if (process == world_->self() || num_local_[process] == 0) continue;
+    std::string& list = posts_[process] ? arrived : missing;
+    list += (list.empty() ? "" : ", ") + RanksOf(process);
+  }
+  char seconds[32];
+  std::snprintf(seconds, sizeof(seconds), "%.10g s", s_.timeout_s);
+  if (missing.empty()) {
+    return std::string("timed out after ") + seconds +
+           ": all ranks arrived, but one stopped on the way.\n  Look for a process that is stopped "
+           "or starved; raise timeout_s= or JCOLL_TIMEOUT if it is only slow.";
+  }
+  return std::string("timed out after ") + seconds + ": arrived: " + arrived +
+         "; missing: " + missing +
+         ".\n  Every rank of the group must reach this call: look for a process that is slow, "
+         "stuck "
+         "or stopped; raise timeout_s= or JCOLL_TIMEOUT if it is only slow.";
+}
+
+}  // namespace jcoll

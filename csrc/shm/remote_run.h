@@ -1,0 +1,107 @@
+// One collective whose ranks live in several processes of this host, as one process runs it.
+//
+// First all processes of the group post what they are about to do; each compares every other's
+// signature with its own, so that ranks that disagree get an error before data are mixed. Then
+// every local rank runs its program (program.h) lane by lane: lane l is the l-th range of bytes of
+// every chunk. `kCursors` lanes are in flight at once, each in its own part of the staging area, so
+// that a rank writes the next lane while its peers read the last. Memory is bounded, whatever the
+// size.
+//
+// Counters, one pair for each local rank and cursor, only ever grow:
+//   sent  messages that are in the slots, over all rounds of the cursor
+//   done  rounds that the rank has finished: it reads no slot of earlier rounds any more
+// A rank begins a round when all who read its slots have done the round before.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "../moves.h"
+#include "../reduce.h"
+#include "program.h"
+#include "world.h"
+
+namespace jcoll {
+
+class RemoteRun {
+ public:
+  static constexpr int kCursors = 2;
+
+  struct Setup {
+    std::shared_ptr<const PlanPrograms> programs;
+    Key key;
+    std::string where;                     // The first part of every error.
+    std::string signature;                 // What must be the same on all ranks.
+    std::vector<int> process_of;           // By rank, as World counts them.
+    const RankBuffers* buffers = nullptr;  // By rank; those of other processes are not looked at.
+    int64_t block_nbytes = 0;
+    ReduceFn reduce = nullptr;
+    int64_t element_nbytes = 1;
+    double timeout_s = 0;
+    int64_t opened_ns = 0;
+  };
+  enum class Status { kRunning, kDone, kFailed };
+
+  explicit RemoteRun(Setup setup);
+  ~RemoteRun();
+
+  // Goes on as far as it can without waiting. One thread at a time; not after the end.
+  Status Advance();
+  // Looks for what will never come: deadlines, dead or failed peers, calls that do not fit. Every
+  // 20 ms or so.
+  Status CheckHealth(int64_t now_ns);
+  // Whether the last Advance did anything.
+  bool moved() const { return moved_; }
+  const Failure& failure() const { return *failure_; }
+
+ private:
+  struct Counter {
+    alignas(64) std::atomic<uint64_t> sent;
+    alignas(64) std::atomic<uint64_t> done;
+  };
+  struct Cursor {
+    int rank, index;  // `index` of kCursors.
+    int64_t round = 0, num_rounds = 0;
+    size_t action = 0;
+    bool has_begun = false;  // The round's slots may be written.
+  };
+
+  void Post();
+  bool AllHaveArrived();
+  bool Arrived(int process);
+  void Mismatch(int process, const char* text);
+  bool Step(Cursor* cursor);
+  bool MayBegin(const Cursor& cursor);
+  bool IsReady(const Cursor& cursor, const RankProgram::Action& action);
+  void Run(const Cursor& cursor, const RankProgram::Action& action);
+  const char* Source(const Cursor& cursor, const RankProgram::Operand& src, int64_t begin);
+  char* Local(const Cursor& cursor, PlanBuffer buffer, int chunk, int64_t begin);
+  char* Slot(int rank, int cursor, int slot);
+  Counter* CounterOf(int rank, int cursor);
+  void RingPeers();
+  void Finish();
+  Status Fail(FailureCode code, const std::string& why);
+  std::string RanksOf(int process) const;
+  std::string DeadlineText() const;
+
+  Setup s_;
+  World* const world_;
+  std::vector<int> local_index_;    // By rank: its number among its process's ranks of the group.
+  std::vector<int> num_local_;      // By process: ranks of the group.
+  std::vector<class Post*> posts_;  // By process; null: not seen yet, or not of the group.
+  class Post* own_ = nullptr;
+  uint64_t members_ = 0, signature_ = 0;
+  int num_missing_ = 0;  // Processes that have not arrived.
+  int64_t chunk_nbytes_ = 0, lane_nbytes_ = 0, num_lanes_ = 0;
+  int64_t arena_offset_ = -1, arena_nbytes_ = 0;
+  std::vector<Cursor> cursors_;
+  std::vector<char> scratch_;
+  size_t cursors_left_ = 0;
+  bool moved_ = false;
+  std::optional<Failure> failure_;
+};
+
+}  // namespace jcoll
