@@ -8,6 +8,7 @@
 #include "metrics.h"
 #include "plan_store.h"
 #include "reduce.h"
+#include "shm/world.h"
 #include "site.h"
 
 namespace py = pybind11;
@@ -62,6 +63,27 @@ void SetPlanMaker(py::object maker) {
   });
 }
 
+void ThrowIf(const std::optional<jcoll::Failure>& failure) {
+  if (failure) throw std::runtime_error(failure->message);
+}
+
+// (pid, fd, nbytes)
+py::tuple PrepareWorld(int64_t arena_nbytes) {
+  jcoll::ProcessInfo info;
+  ThrowIf(jcoll::World::Prepare(arena_nbytes, &info));
+  return py::make_tuple(info.pid, info.fd, info.nbytes);
+}
+
+void JoinWorld(int self, const std::vector<std::tuple<int, int, int64_t, int>>& infos) {
+  std::vector<jcoll::ProcessInfo> processes;
+  for (const auto& [pid, fd, nbytes, id] : infos) processes.push_back({pid, fd, nbytes, id});
+  ThrowIf(jcoll::World::Join(self, processes));
+}
+
+void LeaveWorld(const std::string& reason) {
+  if (jcoll::World* world = jcoll::World::Get()) world->Leave(reason);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_native, m) {
@@ -72,6 +94,9 @@ PYBIND11_MODULE(_native, m) {
   m.def("set_default_timeout", &jcoll::SetDefaultTimeout, py::arg("seconds"));
   m.def("set_num_threads", &jcoll::Executor::SetNumThreads, py::arg("num_threads"));
   m.def("set_plan_maker", &SetPlanMaker, py::arg("maker"));
+  m.def("prepare_world", &PrepareWorld, py::arg("arena_nbytes"));
+  m.def("join_world", &JoinWorld, py::arg("self"), py::arg("infos"));
+  m.def("leave_world", &LeaveWorld, py::arg("reason"));
   m.def("forget_plans", &jcoll::ForgetPlans);
   m.def("num_threads", &jcoll::Executor::NumThreads);
   m.def("num_workers_alive", [] { return jcoll::Executor::Get().num_alive(); });

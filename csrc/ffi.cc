@@ -124,10 +124,17 @@ std::optional<Failure> FindPlans(Attributes& attrs, Description* d) {
 }
 
 // What a call over several processes needs besides: attribute "process_of", absent for others.
-void FindPeers(Attributes& attrs, Description* d) {
-  if (!attrs.Has("process_of")) return;
+std::optional<Failure> FindPeers(Attributes& attrs, Description* d) {
+  if (!attrs.Has("process_of")) return std::nullopt;
+  if (World::Get() == nullptr) {
+    return Failure{FailureCode::kInvalidArgument,
+                   d->Where() + ": the processes do not know each other yet.\n  Call "
+                                "jcoll.runtime.world.join() in all of them before a program of "
+                                "several processes is loaded."};
+  }
   d->ordinal = NextOrdinal(d->program, d->site_index);
   if (d->plans.empty()) d->MakeMapPrograms();
+  return std::nullopt;
 }
 
 ffi::ErrorOr<std::unique_ptr<SiteState>> Instantiate(ffi::Dictionary dictionary) {
@@ -180,7 +187,7 @@ ffi::ErrorOr<std::unique_ptr<SiteState>> Instantiate(ffi::Dictionary dictionary)
   }
   auto failure = FindPlans(attrs, &d);
   if (!failure) failure = d.Validate();
-  if (!failure) FindPeers(attrs, &d);
+  if (!failure) failure = FindPeers(attrs, &d);
   if (failure) {
     return ffi::Unexpected(
         ffi::Error(static_cast<ffi::ErrorCode>(ToErrorCode(failure->code)), failure->message));

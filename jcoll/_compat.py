@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jax._src import config as _config
 from jax._src import core as _core
+from jax._src import distributed as _distributed
 from jax._src import source_info_util as _source_info
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
@@ -189,6 +190,21 @@ def lower_each(primitives: Iterable[Any], count: int) -> None:
 
 _lowered_each: Counter[Any] = Counter()
 _lowered_each_lock = threading.Lock()
+
+
+def distributed_client() -> Any:
+    """The client of jax.distributed's key-value store. RuntimeError if there is none."""
+    client = _distributed.global_state.client
+    if client is None:
+        raise RuntimeError("jax.distributed is not initialized.")
+    return client
+
+
+def module_and_site(ctx: Any) -> tuple[str, int]:
+    """The name of the module that is being lowered, and a number for one more call in it."""
+    module_context = ctx.module_context
+    name = _mlir.ir.StringAttr(module_context.module.operation.attributes["sym_name"]).value
+    return name, module_context.new_channel()
 
 
 def lowering_platforms(ctx: Any) -> tuple[str, ...]:

@@ -21,6 +21,15 @@ def set_num_threads(num_threads: int) -> None:
 def set_plan_maker(maker: Callable[[str, str, int, int], bytes]) -> None:
     """`maker`(op, algorithm, num_ranks, root) gives the plans that programs name, encoded."""
 
+def prepare_world(arena_nbytes: int) -> tuple[int, int, int]:
+    """Makes this process's shared memory: (pid, fd, nbytes), for the others to open it."""
+
+def join_world(self: int, infos: list[tuple[int, int, int, int]]) -> None:
+    """Maps the memory of this host's processes: their (pid, fd, nbytes, JAX's process index)."""
+
+def leave_world(reason: str) -> None:
+    """Tells the others that this process will not take part any more."""
+
 def forget_plans() -> None:
     """Has plans made anew for programs that are loaded from now on."""
 

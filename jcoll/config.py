@@ -56,6 +56,12 @@ class Config:
     intercept: bool = False
     """`JCOLL_INTERCEPT`: 1 lowers `jax.lax`'s collectives through jcoll from import on."""
 
+    host_id: str = ""
+    """`JCOLL_HOST_ID`: processes with the same one share memory; unset: boot id and host name."""
+
+    shm_nbytes: int = 256 << 20
+    """`JCOLL_SHM_SIZE`, bytes: shared memory of each process; pages that are not used take none."""
+
     isa: str = "best"
     """`JCOLL_ISA`: best, avx512, avx2 or baseline: caps the instruction set of the reductions."""
 
@@ -67,6 +73,8 @@ class Config:
             num_threads=min(MAX_THREADS, int(_positive(env, "JCOLL_NUM_THREADS", 0, int))),
             algorithm=env.get("JCOLL_ALGORITHM") or "auto",
             intercept=_choice(env, "JCOLL_INTERCEPT", "0", ("0", "1")) == "1",
+            host_id=env.get("JCOLL_HOST_ID", ""),
+            shm_nbytes=int(_positive(env, "JCOLL_SHM_SIZE", 256 << 20, int)),
             isa=_choice(env, "JCOLL_ISA", "best", ("best", "avx512", "avx2", "baseline")),
         )
 

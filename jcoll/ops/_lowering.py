@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,7 +15,7 @@ from jcoll import _compat, errors
 from jcoll.algorithms.registry import RESERVED
 from jcoll.comm.mesh import Call, configured_algorithm, signature
 from jcoll.ops._reductions import accumulation_dtype
-from jcoll.runtime import decisions, native
+from jcoll.runtime import decisions, native, world
 
 
 @dataclass(frozen=True)
@@ -39,6 +38,12 @@ class Motion:
 
 
 ZERO = -1
+
+ONE_SHOT_NBYTES = 16 << 10
+"""Between processes, all_reduce of up to so much is read whole by all: one step, not two."""
+
+# Whose counts are known at run time only.
+_ROW_OPS = ("ragged_all_to_all", "all_to_all_v", "all_to_all_v_back")
 
 
 def reduced(block: int) -> int:
@@ -70,7 +75,7 @@ def choose(platform: str, ctx: Any, call: Call) -> tuple[str, str]:
     """The algorithm for a call, and why. Raises if the one asked for cannot serve it."""
     if call.algorithm == "xla":
         return "xla", "asked for"
-    obstacle = _obstacle(platform, ctx)
+    obstacle = _obstacle(platform, ctx, call)
     if call.algorithm != "auto":
         if obstacle is None:
             return call.algorithm, "asked for"
@@ -81,10 +86,21 @@ def choose(platform: str, ctx: Any, call: Call) -> tuple[str, str]:
     configured = configured_algorithm(call.op, call.groups)
     if configured != "auto":
         return configured, "JCOLL_ALGORITHM"
-    return "direct", "fastest in one process"
+    return _best(ctx, call)
 
 
-def _obstacle(platform: str, ctx: Any) -> str | None:
+def _best(ctx: Any, call: Call) -> tuple[str, str]:
+    context = _compat.mesh_of_lowering(ctx)
+    assert context is not None  # See _obstacle.
+    if _placement(context[0], call).process_of is None:
+        return "direct", "fastest in one process"
+    nbytes = _nbytes(ctx.avals_in[0].shape, ctx.avals_in[0].dtype)
+    if call.op == "all_reduce" and nbytes > ONE_SHOT_NBYTES:
+        return "two_shot", f"more than {ONE_SHOT_NBYTES} bytes between processes"
+    return "direct", "one step between processes"
+
+
+def _obstacle(platform: str, ctx: Any, call: Call) -> str | None:
     """Why the in-process runtime cannot serve this context; None if it can."""
     if platform != "cpu":
         return "the platform has no jcoll runtime yet"
@@ -98,15 +114,16 @@ def _obstacle(platform: str, ctx: Any) -> str | None:
     if auto:
         # XLA would all-gather the operands of a custom call over these axes.
         return f"the mesh axes {auto} are not manual in this shard_map"
-    if jax.process_count() > 1 and not _within_process(mesh):
-        return "the mesh spans several processes"
-    return None
+    where = _placement(mesh, call)
+    if where.process_of is not None and call.op in _ROW_OPS:
+        return "rows do not travel between processes"
+    return where.obstacle
 
 
-def _within_process(mesh: Any) -> bool:
-    if isinstance(mesh, jax.sharding.AbstractMesh):
-        return False  # Nobody knows.
-    return len({d.process_index for d in np.asarray(mesh.devices).flat}) == 1
+def _placement(mesh: Any, call: Call) -> world.Placement:
+    group_of, _ = call.groups.tables()
+    positions = world.mesh_positions(mesh.shape, call.axes)
+    return world.placement(mesh, positions, call.groups.axis_size, group_of)
 
 
 # The native path
@@ -159,7 +176,6 @@ def run_native(spec: Any, ctx: Any, *arrays: Any, call: Call, **static: Any) -> 
         return [y[0] for y in spec.stacked(jnp, *(x[None] for x in arrays), **static)]
     context = _compat.mesh_of_lowering(ctx)
     assert context is not None  # See _obstacle.
-    mesh_shape = context[0].shape
     out_dtypes = [d for _, d in spec.shapes([jax.typeof(x) for x in arrays], call, **static)]
     wire = [_to_wire(x, static.get("op")) for x in arrays]
     avals = [jax.typeof(x) for x in wire]
@@ -169,8 +185,9 @@ def run_native(spec: Any, ctx: Any, *arrays: Any, call: Call, **static: Any) -> 
         *wire,
         shapes=tuple(shapes),
         aliases=motion.aliases,
-        attributes=_attributes(call, mesh_shape, motion, avals, shapes, jax.typeof(arrays[0]))
-        + _plan_attributes(spec, call, static.get("root", 0)),
+        attributes=_attributes(call, context[0].shape, motion, avals, shapes, jax.typeof(arrays[0]))
+        + _plan_attributes(spec, call, static.get("root", 0))
+        + _process_attributes(ctx, context[0], call),
     )
     return [y if y.dtype == d else y.astype(d) for y, d in zip(outs, out_dtypes, strict=True)]
 
@@ -193,15 +210,6 @@ def _to_wire(x: Any, reduce_op: str | None) -> Any:
     return x
 
 
-def _positions(mesh_shape: Mapping[Any, int], axes: Sequence[Any]) -> tuple[int, ...]:
-    """For every device of the mesh: group * axis_size + index on `axes`, the group counting the
-    mesh's other axes."""
-    names = list(mesh_shape)
-    order = [names.index(a) for a in (*(n for n in names if n not in axes), *axes)]
-    ids = np.arange(math.prod(mesh_shape.values())).reshape(tuple(mesh_shape.values()))
-    return tuple(np.argsort(ids.transpose(order).reshape(-1)).tolist())
-
-
 def _attributes(
     call: Call, mesh_shape: Mapping[Any, int], motion: Motion, avals: Any, shapes: Any, given: Any
 ) -> tuple:
@@ -221,7 +229,7 @@ def _attributes(
         "axis_size": call.groups.axis_size,
         "motion": motion.kind,
     }
-    positions = _positions(mesh_shape, call.axes)
+    positions = world.mesh_positions(mesh_shape, call.axes)
     if positions != tuple(range(len(positions))):
         attributes["position_of"] = positions
     if group_of:
@@ -242,6 +250,15 @@ def _attributes(
 def _plan_attributes(spec: Any, call: Call, root: int) -> tuple:
     """The name of the plan, if one is to be followed; resolved when the program is loaded."""
     return () if call.algorithm in RESERVED else (("plan_op", spec.name), ("root", root))
+
+
+def _process_attributes(ctx: Any, mesh: Any, call: Call) -> tuple:
+    """Which process every rank is in, and a name for the call that all of them agree on."""
+    process_of = _placement(mesh, call).process_of
+    if process_of is None:
+        return ()
+    program, site = _compat.module_and_site(ctx)
+    return (("process_of", process_of), ("program", program), ("site_index", site))
 
 
 def _nbytes(shape: Sequence[int], dtype: Any) -> int:
