@@ -27,7 +27,7 @@ import numpy as np
 from jax.tree_util import FlattenedIndexKey, SequenceKey, keystr, tree_flatten_with_path
 
 from jcoll import _compat, errors
-from jcoll.comm.mesh import AxisName, Call, make_call, static_int
+from jcoll.comm.mesh import AxisName, Call, make_call, refuse_traced, static_int
 from jcoll.ops.all_reduce import all_reduce
 
 DEFAULT_BUCKET_BYTES = 25 * 2**20
@@ -223,6 +223,7 @@ def _check_varying(path: tuple, array: jax.Array, call: Call) -> None:
 
 
 def _check_arguments(where: str, op: str, bucket_bytes: int, join_bytes: int) -> None:
+    refuse_traced(where, op=op)
     if op not in _OPS:
         problem = f"op={op!r} is no way to combine gradients; 'mean' or 'sum' is needed."
         fix = "For other reductions, use jcoll.all_reduce."

@@ -436,6 +436,11 @@ def test_bad_arguments(kwargs, error, match):
         call(lambda x: x, **kwargs)
 
 
+def test_traced_op():
+    with pytest.raises(TypeError, match=r"(?s)sync_gradients.*op is a traced value.*static"):
+        run(lambda x: jcoll.sync_gradients(x, "data", op=x[0]), floats(8))
+
+
 def test_mean_of_integers_names_the_leaf():
     with pytest.raises(TypeError, match=r"(?s)grads\['a'\]\[0\] has dtype int32.*op='sum'"):
         call(lambda x: {"a": [x.astype(jnp.int32)]})
