@@ -310,7 +310,9 @@ RemoteRun::Setup Collective::RemoteSetup() const {
                        static_cast<uint64_t>(d_->ordinal), static_cast<uint64_t>(mesh_group_),
                        static_cast<uint64_t>(group_), static_cast<uint64_t>(visit_)});
   setup.where = d_->Where();
-  setup.signature = d_->Signature();
+  setup.call = d_->Signature();
+  setup.signature = std::hash<std::string>()(setup.call + d_->Layout());
+  if (!d_->call_site.empty()) setup.call += " called at " + d_->call_site;
   setup.process_of = process_of_;
   setup.buffers = buffers_.data();
   setup.block_nbytes = d_->block_nbytes;

@@ -164,6 +164,12 @@ std::string Description::Signature() const {
   return text + ", " + algorithm + ")";
 }
 
+std::string Description::Layout() const {
+  std::string text = std::to_string(block_nbytes);
+  for (int64_t v : source_map) text += "," + std::to_string(v);
+  return text;
+}
+
 std::string Description::Where() const {
   std::string text =
       "jcoll." + op + " over axis " + axis + " (" + signature + ", " + algorithm + ")";

@@ -95,6 +95,8 @@ struct Description {
 
   // What must be the same on all ranks, for people: op, type, reduction, root, algorithm, axis.
   std::string Signature() const;
+  // What else must be the same, for a hash.
+  std::string Layout() const;
 
   // Where and what, the first part of every error:
   // "jcoll.all_reduce over axis 'x' (float32[8], direct) called at train.py:42".

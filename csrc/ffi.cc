@@ -5,6 +5,7 @@
 //   attributes: the fields of Description, by name; parsed once, at instantiation
 #include "ffi.h"
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <optional>
@@ -113,7 +114,7 @@ std::optional<Failure> FindPlans(Attributes& attrs, Description* d) {
   PlanKey key;
   key.algorithm = d->algorithm;
   attrs.Read("plan_op", &key.op);
-  attrs.Read("root", &key.root);
+  key.root = std::max(0, d->root);
   for (int group = 0; group < d->num_groups(); ++group) {
     key.num_ranks = d->group_size(group);
     auto plan = PlanFor(key);
@@ -128,9 +129,10 @@ std::optional<Failure> FindPeers(Attributes& attrs, Description* d) {
   if (!attrs.Has("process_of")) return std::nullopt;
   if (World::Get() == nullptr) {
     return Failure{FailureCode::kInvalidArgument,
-                   d->Where() + ": the processes do not know each other yet.\n  Call "
-                                "jcoll.runtime.world.join() in all of them before a program of "
-                                "several processes is loaded."};
+                   d->Where() +
+                       ": the processes do not know each other yet.\n  Call "
+                       "jcoll.runtime.world.join() in all of them before a program of "
+                       "several processes is loaded."};
   }
   d->ordinal = NextOrdinal(d->program, d->site_index);
   if (d->plans.empty()) d->MakeMapPrograms();

@@ -14,9 +14,6 @@ constexpr int64_t kLine = 64;
 constexpr int64_t kStagingNbytes = 512 << 10;
 constexpr int64_t kMinLaneNbytes = 1 << 10;
 constexpr int64_t kSecond = 1000000000;
-// Two processes that wait for each other in different calls for so long, without computing
-// anything, will do so for ever.
-constexpr int64_t kConflictNs = kSecond;
 constexpr int64_t kIdleNs = kSecond / 2;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -26,12 +23,6 @@ uint64_t Mix(uint64_t h, uint64_t v) {
   h ^= v + 0x9e3779b97f4a7c15ull + (h << 6) + (h >> 2);
   h *= 0xff51afd7ed558ccdull;
   return h ^ (h >> 33);
-}
-
-uint64_t HashOf(const std::string& text) {
-  uint64_t h = 0xcbf29ce484222325ull;
-  for (unsigned char c : text) h = (h ^ c) * 0x100000001b3ull;
-  return h;
 }
 
 }  // namespace
@@ -44,7 +35,6 @@ RemoteRun::RemoteRun(Setup setup) : s_(std::move(setup)), world_(World::Get()) {
     local_index_.push_back(num_local_[process]++);
     members_ = Mix(members_, static_cast<uint64_t>(process) + 1);
   }
-  signature_ = HashOf(s_.signature);
 
   // As in plan_run.cc; all processes must come to the same cuts.
   const int64_t parts = p.chunks_per_block;
@@ -76,7 +66,7 @@ RemoteRun::~RemoteRun() = default;
 void RemoteRun::Post() {
   const int64_t areas = int64_t{num_local_[world_->self()]} * kCursors;
   arena_nbytes_ = areas * (int64_t{sizeof(Counter)} + s_.programs->max_slots * lane_nbytes_);
-  own_ = world_->OpenPost(s_.key, members_, signature_, s_.where);
+  own_ = world_->OpenPost(s_.key, members_, s_.signature, s_.call);
   arena_offset_ = world_->Allocate(arena_nbytes_);
   if (own_ == nullptr || arena_offset_ < 0) {
     Fail(FailureCode::kInternal,
@@ -118,7 +108,7 @@ RemoteRun::Status RemoteRun::Advance() {
 bool RemoteRun::AllHaveArrived() {
   for (int process = 0; process < world_->num_processes(); ++process) {
     if (process == world_->self() || num_local_[process] == 0 || posts_[process]) continue;
-    if (Arrived(process)) {
+    if (HasArrived(process)) {
       --num_missing_;
       moved_ = true;
     }
@@ -127,30 +117,34 @@ bool RemoteRun::AllHaveArrived() {
   return num_missing_ == 0;
 }
 
-bool RemoteRun::Arrived(int process) {
+bool RemoteRun::HasArrived(int process) {
   class Post* post = world_->Find(process, s_.key);
   if (post == nullptr) return false;
   const PostState state = post->state.load(std::memory_order_acquire);
-  if (state == PostState::kFailed) {
-    posts_[process] = post;
-    Fail(FailureCode::kInternal, "failed on " + RanksOf(process) + ": " + post->text);
-    return false;
-  }
-  if (state != PostState::kReady) return false;
+  if (state == PostState::kOpen) return false;
   posts_[process] = post;
-  if (post->signature.load() != signature_ || post->members.load() != members_) {
-    Mismatch(process, post->text);
+  // First of all, and of posts that have failed too: every rank is to see for itself who differs.
+  if (post->signature.load() != s_.signature || post->members.load() != members_) {
+    Mismatch(process, post->call);
     return false;
   }
-  return true;
+  if (state == PostState::kFailed) FailLike(process);
+  return state == PostState::kReady;
 }
 
-void RemoteRun::Mismatch(int process, const char* text) {
-  Fail(FailureCode::kInvalidArgument, "the ranks do not make the same call: " + RanksOf(process) +
-                                          " made " + text +
-                                          ".\n  All ranks of a group must make the same "
-                                          "collectives in the same order: the same op, "
-                                          "reduction, dtype, shape, root and algorithm.");
+RemoteRun::Status RemoteRun::Mismatch(int process, const char* call) {
+  return Fail(FailureCode::kInvalidArgument,
+              "the ranks do not make the same call: " + RanksOf(world_->self()) + " made " +
+                  s_.call + ", but " + RanksOf(process) + " made " + call +
+                  ".\n  All ranks of a group must make the same collectives in the same order: the "
+                  "same op, reduction, dtype, shape, root and algorithm.");
+}
+
+// Another process has failed: its cause is ours, too.
+RemoteRun::Status RemoteRun::FailLike(int process) {
+  const std::string cause = posts_[process]->error;
+  return FailWith(
+      {FailureCode::kInternal, s_.where + ": failed on " + RanksOf(process) + ": " + cause}, cause);
 }
 
 // Runs the actions of a cursor that are ready. Returns whether there were any.
@@ -286,8 +280,12 @@ void RemoteRun::Finish() {
 }
 
 RemoteRun::Status RemoteRun::Fail(FailureCode code, const std::string& why) {
-  failure_ = Failure{code, s_.where + ": " + why};
-  if (own_ != nullptr) world_->Fail(own_, failure_->message);
+  return FailWith({code, s_.where + ": " + why}, why);
+}
+
+RemoteRun::Status RemoteRun::FailWith(Failure failure, const std::string& cause) {
+  failure_ = std::move(failure);
+  if (own_ != nullptr) world_->Fail(own_, cause);
   Finish();
   return Status::kFailed;
 }
@@ -298,29 +296,30 @@ RemoteRun::Status RemoteRun::CheckHealth(int64_t now_ns) {
     if (process == world_->self() || num_local_[process] == 0) continue;
     const class Post* post = posts_[process];
     if (post != nullptr && post->state.load() == PostState::kFailed) {
-      return Fail(FailureCode::kInternal, "failed on " + RanksOf(process) + ": " + post->text);
+      return FailLike(process);
     }
     const std::string fate = world_->Fate(process);
     if (!fate.empty()) {
       return Fail(FailureCode::kInternal, RanksOf(process) + " will not come: " + fate + ".");
     }
-    if (post == nullptr && now_ns - s_.opened_ns > kConflictNs) {
-      const auto is_idle = [&](int p) {
-        const int64_t since = world_->IdleSince(p);
-        return since > 0 && now_ns - since > kIdleNs;
-      };
-      if (!is_idle(process) || !is_idle(world_->self())) continue;
-      if (const class Post* other =
-              world_->FindConflict(process, s_.key, members_, now_ns, kConflictNs)) {
-        Mismatch(process, other->text);
-        return Status::kFailed;
-      }
+    if (post == nullptr) {
+      const class Post* other =
+          world_->FindConflict(process, s_.key, members_, s_.opened_ns, now_ns,
+                               /*waits=*/IsIdle(process, now_ns) && IsIdle(world_->self(), now_ns));
+      if (other != nullptr) return Mismatch(process, other->call);
     }
   }
   if (now_ns - s_.opened_ns > s_.timeout_s * kSecond) {
     return Fail(FailureCode::kDeadlineExceeded, DeadlineText());
   }
   return Status::kRunning;
+}
+
+// Two processes that wait for each other in different calls, without computing anything, will do so
+// for ever.
+bool RemoteRun::IsIdle(int process, int64_t now_ns) const {
+  const int64_t since = world_->IdleSince(process);
+  return now_ns - s_.opened_ns > kSecond && since > 0 && now_ns - since > kIdleNs;
 }
 
 std::string RemoteRun::RanksOf(int process) const {

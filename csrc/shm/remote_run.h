@@ -34,7 +34,8 @@ class RemoteRun {
     std::shared_ptr<const PlanPrograms> programs;
     Key key;
     std::string where;                     // The first part of every error.
-    std::string signature;                 // What must be the same on all ranks.
+    std::string call;                      // What is called, and where it was written.
+    uint64_t signature = 0;                // A hash of what must be the same on all ranks.
     std::vector<int> process_of;           // By rank, as World counts them.
     const RankBuffers* buffers = nullptr;  // By rank; those of other processes are not looked at.
     int64_t block_nbytes = 0;
@@ -71,8 +72,9 @@ class RemoteRun {
 
   void Post();
   bool AllHaveArrived();
-  bool Arrived(int process);
-  void Mismatch(int process, const char* text);
+  bool HasArrived(int process);
+  Status Mismatch(int process, const char* call);
+  Status FailLike(int process);
   bool Step(Cursor* cursor);
   bool MayBegin(const Cursor& cursor);
   bool IsReady(const Cursor& cursor, const RankProgram::Action& action);
@@ -84,6 +86,8 @@ class RemoteRun {
   void RingPeers();
   void Finish();
   Status Fail(FailureCode code, const std::string& why);
+  Status FailWith(Failure failure, const std::string& cause);
+  bool IsIdle(int process, int64_t now_ns) const;
   std::string RanksOf(int process) const;
   std::string DeadlineText() const;
 
@@ -93,7 +97,7 @@ class RemoteRun {
   std::vector<int> num_local_;      // By process: ranks of the group.
   std::vector<class Post*> posts_;  // By process; null: not seen yet, or not of the group.
   class Post* own_ = nullptr;
-  uint64_t members_ = 0, signature_ = 0;
+  uint64_t members_ = 0;
   int num_missing_ = 0;  // Processes that have not arrived.
   int64_t chunk_nbytes_ = 0, lane_nbytes_ = 0, num_lanes_ = 0;
   int64_t arena_offset_ = -1, arena_nbytes_ = 0;

@@ -124,7 +124,7 @@ char* World::At(int process, int64_t arena_offset) const {
 }
 
 Post* World::OpenPost(const Key& key, uint64_t members, uint64_t signature,
-                      const std::string& text) {
+                      const std::string& call) {
   std::lock_guard<std::mutex> lock(mu_);
   SweepLocked();
   for (int i = 0; i < kWindow; ++i) {
@@ -137,7 +137,7 @@ Post* World::OpenPost(const Key& key, uint64_t members, uint64_t signature,
     post.signature.store(signature);
     post.arena_offset.store(0);
     post.readers_left.store(0);
-    CopyText(text, post.text, sizeof(post.text));
+    CopyText(call, post.call, sizeof(post.call));
     post.state.store(PostState::kOpen);
     return &post;
   }
@@ -145,7 +145,8 @@ Post* World::OpenPost(const Key& key, uint64_t members, uint64_t signature,
 }
 
 void World::Fail(Post* post, const std::string& why) {
-  CopyText(why, post->text, sizeof(post->text));
+  CopyText(why, post->error, sizeof(post->error));
+  post->failed_ns.store(MonotonicNs());
   post->state.store(PostState::kFailed);
   RingAll();
 }
@@ -213,13 +214,16 @@ Post* World::Find(int process, const Key& key) const {
   return nullptr;
 }
 
-Post* World::FindConflict(int process, const Key& key, uint64_t members, int64_t now_ns,
-                          int64_t age_ns) const {
+Post* World::FindConflict(int process, const Key& key, uint64_t members, int64_t since_ns,
+                          int64_t now_ns, bool waits) const {
   for (int i = 0; i < kMaxPosts; ++i) {
     Post& post = posts(process)[i];
     const PostState state = post.state.load(std::memory_order_acquire);
-    if (state != PostState::kReady || IsKey(post, key) || post.members.load() != members) continue;
-    if (now_ns - post.opened_ns.load() < age_ns) continue;
+    const bool has_failed = state == PostState::kFailed && post.failed_ns.load() > since_ns;
+    const bool has_waited =
+        waits && state == PostState::kReady && now_ns - post.opened_ns.load() > kSecond;
+    if (!has_failed && !has_waited) continue;
+    if (IsKey(post, key) || post.members.load() != members) continue;
     const Key other{post.key_hi.load(), post.key_lo.load()};
     if (Find(self_, other) == nullptr) return &post;
   }

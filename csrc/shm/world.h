@@ -40,7 +40,7 @@ enum class PostState : uint32_t {
   kFree,
   kOpen,    // Some local ranks have arrived.
   kReady,   // All local ranks have; counters and staging may be used.
-  kFailed,  // `text` says why.
+  kFailed,  // `error` says why.
 };
 
 struct Post {
@@ -48,10 +48,12 @@ struct Post {
   std::atomic<PostState> state;
   std::atomic<int32_t> readers_left;  // Processes that have not let go of it.
   std::atomic<int64_t> opened_ns;     // CLOCK_MONOTONIC, which processes of a host share.
+  std::atomic<int64_t> failed_ns;
   std::atomic<uint64_t> members;      // Which ranks and which processes: a hash.
-  std::atomic<uint64_t> signature;    // What is called: a hash of `text` but for the call site.
+  std::atomic<uint64_t> signature;    // What is called: a hash.
   std::atomic<int64_t> arena_offset;  // Of the counters; the staging areas follow.
-  char text[400];                     // The call, for people; or why it failed.
+  char call[384];                     // What is called, for people, and where.
+  char error[512];                    // Why it failed.
 };
 
 enum class ProcessState : uint32_t { kStarting, kAlive, kLeaving };
@@ -91,7 +93,7 @@ class World {
   std::string NameOf(int process) const { return "process " + std::to_string(peers_[process].id); }
 
   // This process's posts.
-  Post* OpenPost(const Key& key, uint64_t members, uint64_t signature, const std::string& text);
+  Post* OpenPost(const Key& key, uint64_t members, uint64_t signature, const std::string& call);
   void Fail(Post* post, const std::string& why);
   // Lets go of a post when all readers have; see Sweep.
   void Retire(Post* post, int64_t arena_offset, int64_t arena_nbytes);
@@ -100,9 +102,11 @@ class World {
 
   // Another process's post for a key; null if it has not come yet.
   Post* Find(int process, const Key& key) const;
-  // An open post of another process of the same members under another key, older than `ns`.
-  Post* FindConflict(int process, const Key& key, uint64_t members, int64_t now_ns,
-                     int64_t age_ns) const;
+  // A post of another process and the same members that this process takes no part in, though it
+  // has waited under `key` since `since_ns`: one that has failed meanwhile, or, if `waits`, one
+  // that has waited for a second itself.
+  Post* FindConflict(int process, const Key& key, uint64_t members, int64_t since_ns,
+                     int64_t now_ns, bool waits) const;
   char* At(int process, int64_t arena_offset) const;
 
   // Tells processes that there is news.

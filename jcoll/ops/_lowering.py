@@ -186,7 +186,7 @@ def run_native(spec: Any, ctx: Any, *arrays: Any, call: Call, **static: Any) -> 
         shapes=tuple(shapes),
         aliases=motion.aliases,
         attributes=_attributes(call, context[0].shape, motion, avals, shapes, jax.typeof(arrays[0]))
-        + _plan_attributes(spec, call, static.get("root", 0))
+        + _plan_attributes(spec, call, static.get("root"))
         + _process_attributes(ctx, context[0], call),
     )
     return [y if y.dtype == d else y.astype(d) for y, d in zip(outs, out_dtypes, strict=True)]
@@ -247,9 +247,10 @@ def _attributes(
     return tuple(sorted((attributes | motion.rows).items()))
 
 
-def _plan_attributes(spec: Any, call: Call, root: int) -> tuple:
+def _plan_attributes(spec: Any, call: Call, root: int | None) -> tuple:
     """The name of the plan, if one is to be followed; resolved when the program is loaded."""
-    return () if call.algorithm in RESERVED else (("plan_op", spec.name), ("root", root))
+    attributes = () if root is None else (("root", root),)
+    return attributes if call.algorithm in RESERVED else (*attributes, ("plan_op", spec.name))
 
 
 def _process_attributes(ctx: Any, mesh: Any, call: Call) -> tuple:
