@@ -9,6 +9,8 @@ namespace {
 constexpr int32_t kMagic = 'J' | 'C' << 8 | 'P' << 16 | 'L' << 24;
 constexpr int32_t kVersion = 1;
 constexpr int64_t kMaxRanks = 1 << 20;
+// Of all ranks together: what keeps track of them takes some bytes for each.
+constexpr int64_t kMaxChunks = 1 << 26;
 
 // As in jcoll/plan/encode.py.
 struct Header {
@@ -22,6 +24,13 @@ Failure Malformed(const std::string& what) {
                                              "another version of jcoll."};
 }
 
+bool InputPerRank(PlanOp op) {
+  return op == PlanOp::kReduceScatter || op == PlanOp::kAllToAll || op == PlanOp::kScatter;
+}
+bool OutputPerRank(PlanOp op) {
+  return op == PlanOp::kAllGather || op == PlanOp::kAllToAll || op == PlanOp::kGather;
+}
+
 std::optional<Failure> CheckHeader(const Header& h, int64_t num_words) {
   if (h.magic != kMagic) return Malformed("it does not begin like a plan");
   if (h.version != kVersion) return Malformed("version " + std::to_string(h.version));
@@ -30,6 +39,11 @@ std::optional<Failure> CheckHeader(const Header& h, int64_t num_words) {
       h.chunks_per_block < 1 || h.num_scratch < 0 || h.num_steps < 0 || h.name_words < 0) {
     return Malformed("a number of the header is out of range");
   }
+  const auto op = static_cast<PlanOp>(h.op);
+  const int64_t blocks =
+      (InputPerRank(op) ? h.num_ranks : 1) + (OutputPerRank(op) ? h.num_ranks : 1);
+  const int64_t chunks_per_rank = blocks * h.chunks_per_block + h.num_scratch;
+  if (chunks_per_rank > kMaxChunks / h.num_ranks) return Malformed("it has too many chunks");
   const int64_t words = int64_t{sizeof(Header) / 4} + h.name_words + h.num_ranks + 1 +
                         int64_t{h.num_steps} * int64_t{sizeof(PlanStep) / 4};
   if (words != num_words || words != h.num_words) return Malformed("its length is wrong");
@@ -66,13 +80,6 @@ std::optional<Failure> CheckSteps(const Plan& plan) {
     }
   }
   return std::nullopt;
-}
-
-bool InputPerRank(PlanOp op) {
-  return op == PlanOp::kReduceScatter || op == PlanOp::kAllToAll || op == PlanOp::kScatter;
-}
-bool OutputPerRank(PlanOp op) {
-  return op == PlanOp::kAllGather || op == PlanOp::kAllToAll || op == PlanOp::kGather;
 }
 
 }  // namespace

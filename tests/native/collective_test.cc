@@ -71,8 +71,9 @@ TEST(TimeoutNamesWhoArrivedAndWhoDidNot) {
               "jcoll.all_reduce over axis 'x' (int32[1], direct) called at step.py:1: timed out "
               "after 0.5 s: 5 of 8 ranks arrived (0, 2-4, 6); missing: 1, 5, 7.\n"
               "  Every rank of the group must reach this call: look for a lax.cond or a loop whose "
-              "condition differs between ranks, or for a rank that is slow or stuck before it; "
-              "raise timeout_s= or JCOLL_TIMEOUT if it is only slow.");
+              "condition differs between ranks, for a rank that is slow or stuck before it, or "
+              "(jaxlib before 0.12) for more than 32 programs dispatched and not waited for; "
+              "raise timeout_s= or JCOLL_TIMEOUT if a rank is only slow.");
     EXPECT_EQ(sum.out[rank], -1);
   }
   const auto metrics = MetricsOf("step.py:1");

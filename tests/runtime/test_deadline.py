@@ -45,7 +45,7 @@ def test_error_names_everything():
     assert "jcoll.all_reduce over axis 'x' (float32[1,5], direct) called at " in text
     assert f"runtime/test_deadline.py:{line}: timed out after 0.5 s: " in text
     assert "7 of 8 ranks arrived (0-2, 4-7); missing: 3." in text
-    assert "raise timeout_s= or JCOLL_TIMEOUT if it is only slow" in text
+    assert "raise timeout_s= or JCOLL_TIMEOUT if a rank is only slow" in text
 
 
 def test_everything_goes_on_afterwards():
