@@ -30,7 +30,7 @@ ORDER = (
     ("ops",),
     ("layers", "explain", "intercept"),
     ("",),  # jcoll/__init__.py itself: what `import jcoll` brings
-    ("bench",),
+    ("bench", "launch"),
     ("cli_plan",),
     ("cli",),
     ("__main__",),

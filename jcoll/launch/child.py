@@ -8,6 +8,7 @@ the user's.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import faulthandler
 import json
@@ -45,10 +46,8 @@ class Failure:
             return
         self._status = status
         line = json.dumps({"status": status, "time": time.monotonic()})
-        try:
+        with contextlib.suppress(OSError):  # A program that closed it: the exit tells.
             os.write(self._report_fd, line.encode() + b"\n")
-        except OSError:
-            pass  # The program has closed it: the launcher learns from the exit.
 
     def leave(self) -> None:
         """After the program's own exit handlers, before jax's, which waits for the other ranks."""
@@ -59,16 +58,18 @@ class Failure:
             os._exit(self._status)
 
 
-def join(about: dict[str, Any]) -> None:
+def join(about: dict[str, Any], failure: Failure) -> None:
     """Makes this process a rank of the job; the program's own call of initialize finds it done."""
     import jax
 
+    atexit.register(failure.leave)  # After jax's: these are called last in, first out.
     given = {
         "coordinator_address": about["coordinator"],
         "num_processes": about["num_processes"],
         "process_id": about["rank"],
         "cluster_detection_method": "deactivate",
     }
+    jax.config.update("jax_check_proxy_envs", False)  # It warns of them; no_grpc_proxy helps.
     initialize = jax.distributed.initialize
     initialize(**given)
 
@@ -109,6 +110,7 @@ def show(error: BaseException) -> None:
     above = (__file__, runpy.__file__, "<frozen runpy>")
     while trace and trace.tb_frame.f_code.co_filename in above:
         trace = trace.tb_next
+    sys.last_value = error  # As Python does; exit handlers look for it.
     sys.excepthook(type(error), error.with_traceback(trace), trace)
 
 
@@ -121,8 +123,7 @@ def main() -> None:
     faulthandler.register(signal.SIGUSR2, all_threads=False)
     failure = Failure(about["report_fd"])
     try:
-        join(about)
-        atexit.register(failure.leave)
+        join(about, failure)
         run(about["is_module"])
     except SystemExit as error:
         if error.code is not None and error.code != 0:

@@ -43,7 +43,6 @@ class Job:
             "JAX_COORDINATOR_BIND_ADDRESS": f"{ADDRESS}:{self.port}",
             "JAX_NUM_PROCESSES": str(self.num_processes),
             "JAX_PROCESS_ID": str(rank),
-            "JAX_CHECK_PROXY_ENVS": "0",  # It warns of proxies, which the next line takes care of.
             "no_grpc_proxy": ADDRESS,
             "PYTHONUNBUFFERED": "1",
         }

@@ -23,12 +23,12 @@ class Lines:
         self._rest = _visible(rest)
         if len(self._rest) > _MAX_LINE:
             lines.append(self.finish())
-        return [_visible(line) for line in lines]
+        return [_visible(line).rstrip(b"\r") for line in lines]
 
     def finish(self) -> bytes:
         """The last line, which had no end; b"" if there is none."""
         rest, self._rest = self._rest, b""
-        return _visible(rest)
+        return rest.rstrip(b"\r")
 
 
 def _visible(line: bytes) -> bytes:
@@ -58,8 +58,6 @@ class Output:
         self._closing.close()
 
     def line(self, rank: int, text: bytes, *, is_error: bool) -> None:
-        """Raises BrokenPipeError once nobody reads any more."""
-        text = text.rstrip(b"\r")
         if self._logs:
             self._logs[rank].write(text + b"\n")
         self.repeat(rank, text, is_error=is_error)
@@ -73,13 +71,6 @@ class Output:
         """A line of the launcher itself."""
         self._write(f"jcoll launch: {text}\n".encode(errors="replace"), is_error=True)
 
-    def close(self) -> None:
-        """Nobody reads stdout or stderr: what is written from here on goes nowhere."""
-        null = os.open(os.devnull, os.O_WRONLY)
-        for sink in self._sinks.values():
-            os.dup2(null, sink.fileno())
-        os.close(null)
-
     def _prefix(self, rank: int, is_error: bool) -> bytes:
         plain = f"[{rank}]"
         color = _COLORS[rank % len(_COLORS)]
@@ -87,9 +78,16 @@ class Output:
         return f"{shown} ".encode()
 
     def _write(self, data: bytes, is_error: bool) -> None:
+        """Raises BrokenPipeError, once, if nobody reads any more."""
         sink = self._sinks[is_error]
-        sink.write(data)
-        sink.flush()
+        try:
+            sink.write(data)
+            sink.flush()
+        except BrokenPipeError:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, sink.fileno())
+            os.close(null)
+            raise
 
 
 def _wants_color(sink: BinaryIO) -> bool:
