@@ -1,0 +1,259 @@
+// Collectives over several processes, which are forked here before any thread exists.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <numeric>
+
+#include "csrc/plan_store.h"
+#include "csrc/shm/world.h"
+#include "csrc/site.h"
+#include "tests/native/ranks.h"
+
+namespace {
+
+using jcoll::Description;
+using jcoll::ProcessInfo;
+using jcoll::Site;
+using jcoll::World;
+using ranks::AllReduce;
+using ranks::Watchdog;
+using std::chrono::milliseconds;
+
+constexpr int64_t kArenaNbytes = 8 << 20;
+constexpr int kDied = -1;
+
+void ReadAll(int fd, void* data, size_t nbytes) {
+  EXPECT_EQ(read(fd, data, nbytes), static_cast<ssize_t>(nbytes));
+}
+void WriteAll(int fd, const void* data, size_t nbytes) {
+  EXPECT_EQ(write(fd, data, nbytes), static_cast<ssize_t>(nbytes));
+}
+
+// Runs fn(process) in num_processes processes that have joined one World. Returns their exit
+// statuses, kDied for a signal. Introductions travel through the parent, as over JAX's store;
+// nobody begins before all have joined. This process has no other thread when it forks: sanitizers
+// insist.
+std::vector<int> InProcesses(int num_processes, const std::function<void(int)>& fn,
+                             int64_t arena_nbytes = kArenaNbytes) {
+  struct Child {
+    pid_t pid;
+    int up[2], down[2];
+  };
+  std::vector<Child> children(num_processes);
+  std::fflush(nullptr);
+  for (int p = 0; p < num_processes; ++p) {
+    Child& c = children[p];
+    EXPECT(pipe(c.up) == 0 && pipe(c.down) == 0);
+    c.pid = fork();
+    if (c.pid != 0) continue;
+    check::failures = 0;
+    Watchdog* watchdog = new Watchdog(std::chrono::seconds(60));
+    (void)watchdog;
+    ProcessInfo own;
+    EXPECT(!World::Prepare(arena_nbytes, &own));
+    own.id = p;
+    WriteAll(c.up[1], &own, sizeof(own));
+    std::vector<ProcessInfo> infos(num_processes);
+    ReadAll(c.down[0], infos.data(), infos.size() * sizeof(ProcessInfo));
+    EXPECT(!World::Join(p, infos));
+    char go = 0;
+    WriteAll(c.up[1], &go, 1);
+    ReadAll(c.down[0], &go, 1);
+    fn(p);
+    _exit(check::failures == 0 ? 0 : 99);
+  }
+  Watchdog watchdog;
+  std::vector<ProcessInfo> infos(num_processes);
+  for (int p = 0; p < num_processes; ++p) {
+    ReadAll(children[p].up[0], &infos[p], sizeof(ProcessInfo));
+  }
+  for (Child& c : children) {
+    WriteAll(c.down[1], infos.data(), infos.size() * sizeof(ProcessInfo));
+  }
+  char go = 0;
+  for (Child& c : children) ReadAll(c.up[0], &go, 1);
+  for (Child& c : children) WriteAll(c.down[1], &go, 1);
+  std::vector<int> ends;
+  for (Child& c : children) {
+    int status = 0;
+    EXPECT_EQ(waitpid(c.pid, &status, 0), c.pid);
+    ends.push_back(WIFEXITED(status) ? WEXITSTATUS(status) : kDied);
+    for (int fd : {c.up[0], c.up[1], c.down[0], c.down[1]}) close(fd);
+  }
+  return ends;
+}
+
+std::vector<int> Zeros(int n) { return std::vector<int>(n, 0); }
+
+// An all_reduce of `count` int32 over ranks of which `per_process` live in each process.
+Description Remote(int num_processes, int per_process, int64_t count, const char* call_site) {
+  Description d = AllReduce(num_processes * per_process, count, call_site);
+  for (int rank = 0; rank < num_processes * per_process; ++rank) {
+    d.process_of.push_back(rank / per_process);
+  }
+  d.program = "shm_test";
+  d.MakeMapPrograms();
+  return d;
+}
+
+// One rank's part; "" or the error.
+struct Call {
+  explicit Call(int64_t count, int value) : in(count), out(count, -1) {
+    std::iota(in.begin(), in.end(), value);
+  }
+  void Arrive(Site* site, int64_t run, int rank) {
+    jcoll::RankBuffers b;
+    b.inputs[0] = in.data();
+    b.outputs[0] = out.data();
+    site->Arrive(run, rank, b, outcome.Of(0));
+  }
+  std::vector<int> in, out;
+  ranks::Outcome outcome{1};
+};
+
+std::string RunOnce(Site* site, int64_t run, int rank, int num_ranks, int64_t count) {
+  Call call(count, 100 * rank);
+  call.Arrive(site, run, rank);
+  const std::string error = call.outcome.Error(0);
+  if (error.empty()) {
+    for (int64_t i = 0; i < count; ++i) {
+      if (call.out[i] == num_ranks * i + 50 * num_ranks * (num_ranks - 1)) continue;
+      EXPECT_EQ(call.out[i], num_ranks * i + 50 * num_ranks * (num_ranks - 1));
+      break;
+    }
+  }
+  return error;
+}
+
+TEST(SumsOfAllSizes) {
+  for (int n : {2, 3}) {
+    EXPECT(InProcesses(n, [n](int process) {
+             int64_t ordinal = 0;
+             for (int64_t count : {0, 1, 7, 1000, 200003}) {
+               Description d = Remote(n, 1, count, "shm_test.cc:1");
+               d.ordinal = ordinal++;
+               Site site(d);
+               for (int run = 0; run < 5; ++run) {
+                 EXPECT_EQ(RunOnce(&site, run, process, n, count), "");
+               }
+             }
+           }) == Zeros(n));
+  }
+}
+
+TEST(ManySmallOnes) {
+  EXPECT(InProcesses(2, [](int process) {
+           Site site(Remote(2, 1, 16, "shm_test.cc:2"));
+           for (int run = 0; run < 20000; ++run) {
+             EXPECT_EQ(RunOnce(&site, run, process, 2, 16), "");
+           }
+         }) == Zeros(2));
+}
+
+TEST(SeveralRanksPerProcess) {
+  EXPECT(InProcesses(2, [](int process) {
+           Site site(Remote(2, 3, 1000, "shm_test.cc:3"));
+           for (int run = 0; run < 50; ++run) {
+             ranks::OnThreads(
+                 3, [&](int i) { EXPECT_EQ(RunOnce(&site, run, process * 3 + i, 6, 1000), ""); });
+           }
+         }) == Zeros(2));
+}
+
+// The progress thread takes over from the handler, which waits for 50 us only.
+TEST(LatePeers) {
+  EXPECT(InProcesses(3, [](int process) {
+           Site site(Remote(3, 1, 30000, "shm_test.cc:4"));
+           for (int run = 0; run < 9; ++run) {
+             if (run % 3 == process) std::this_thread::sleep_for(milliseconds(30));
+             EXPECT_EQ(RunOnce(&site, run, process, 3, 30000), "");
+           }
+         }) == Zeros(3));
+}
+
+// Independent collectives, begun in another order by every process, all in flight at once.
+TEST(AnyOrder) {
+  EXPECT(InProcesses(2, [](int process) {
+           std::vector<std::unique_ptr<Site>> sites;
+           std::vector<std::unique_ptr<Call>> calls;
+           for (int i = 0; i < 20; ++i) {
+             Description d = Remote(2, 1, 500, "shm_test.cc:5");
+             d.site_index = i;
+             sites.push_back(std::make_unique<Site>(d));
+             calls.push_back(std::make_unique<Call>(500, 10 * i));
+           }
+           for (int i = 0; i < 20; ++i) {
+             const int k = process == 0 ? i : 19 - i;
+             calls[k]->Arrive(sites[k].get(), 1, process);
+           }
+           for (int k = 0; k < 20; ++k) {
+             EXPECT_EQ(calls[k]->outcome.Error(0), "");
+             EXPECT_EQ(calls[k]->out[499], 2 * (10 * k + 499));
+           }
+         }) == Zeros(2));
+}
+
+TEST(RanksThatDisagree) {
+  EXPECT(InProcesses(3, [](int process) {
+           Description d = Remote(3, 1, 8, process == 1 ? "b.py:2" : "a.py:1");
+           if (process == 1) d.reduce_op = jcoll::ReduceOp::kMax;
+           Site site(d);
+           const std::string error = RunOnce(&site, 1, process, 3, 8);
+           EXPECT_CONTAINS(error, "the ranks do not make the same call");
+           EXPECT_CONTAINS(error, ", sum, direct) called at a.py:1");
+           EXPECT_CONTAINS(error, ", max, direct) called at b.py:2");
+           // And on they go.
+           Description good = Remote(3, 1, 8, "c.py:3");
+           good.site_index = 1;
+           Site next(good);
+           EXPECT_EQ(RunOnce(&next, 1, process, 3, 8), "");
+         }) == Zeros(3));
+}
+
+TEST(APeerThatDies) {
+  const std::vector<int> ends = InProcesses(3, [](int process) {
+    Site site(Remote(3, 1, 64, "shm_test.cc:6"));
+    EXPECT_EQ(RunOnce(&site, 1, process, 3, 64), "");
+    if (process == 1) kill(getpid(), SIGKILL);
+    const auto start = std::chrono::steady_clock::now();
+    const std::string error = RunOnce(&site, 2, process, 3, 64);
+    EXPECT_CONTAINS(error, "rank 1 (process 1) will not come: process 1 (pid ");
+    EXPECT(std::chrono::steady_clock::now() - start < std::chrono::seconds(2));
+  });
+  EXPECT(ends == (std::vector<int>{0, kDied, 0}));
+}
+
+TEST(APeerThatLeaves) {
+  EXPECT(InProcesses(2, [](int process) {
+           Site site(Remote(2, 1, 64, "shm_test.cc:7"));
+           if (process == 1) return World::Get()->Leave("ValueError: a bug");
+           EXPECT_CONTAINS(RunOnce(&site, 1, process, 2, 64),
+                           "process 1 has left (ValueError: a bug)");
+         }) == Zeros(2));
+}
+
+TEST(APeerThatDoesNotCome) {
+  EXPECT(InProcesses(2, [](int process) {
+           Description d = Remote(2, 1, 64, "shm_test.cc:8");
+           d.timeout_s = 0.3;
+           Site site(d);
+           if (process == 1) std::this_thread::sleep_for(milliseconds(600));
+           const std::string error = RunOnce(&site, 1, process, 2, 64);
+           EXPECT_CONTAINS(error,
+                           "timed out after 0.3 s: arrived: rank 0 (process 0); missing: "
+                           "rank 1 (process 1)");
+         }) == Zeros(2));
+}
+
+TEST(NoSharedMemoryLeft) {
+  EXPECT(InProcesses(
+             2,
+             [](int process) {
+               Site site(Remote(2, 1, 100000, "shm_test.cc:9"));
+               EXPECT_CONTAINS(RunOnce(&site, 1, process, 2, 100000), "JCOLL_SHM_SIZE");
+             },
+             /*arena_nbytes=*/4096) == Zeros(2));
+}
+
+}  // namespace
