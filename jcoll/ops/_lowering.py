@@ -14,6 +14,7 @@ import numpy as np
 from jcoll import _compat, errors
 from jcoll.algorithms.registry import RESERVED
 from jcoll.comm.mesh import Call, configured_algorithm, signature
+from jcoll.ops import _hierarchical
 from jcoll.ops._reductions import accumulation_dtype
 from jcoll.runtime import decisions, native, world
 
@@ -61,7 +62,10 @@ def _lower(spec: Any, platform: str, ctx: Any, *args: Any, call: Call, **static:
     algorithm, reason = choose(platform, ctx, call)
     decisions.record(call, ctx.avals_in, algorithm, reason)
     call = replace(call, algorithm=algorithm)
-    if algorithm == "xla" and not _is_alone(spec, call):
+    levels = _levels(ctx, call) if algorithm == "hierarchical" else None
+    if levels is not None:
+        fn = partial(_hierarchical.run, spec, call=call, levels=levels, **static)
+    elif algorithm == "xla" and not _is_alone(spec, call):
         fn = partial(spec.xla, call=call, platform=platform, **static)
     elif static.get("op") == "mean" and algorithm not in RESERVED:
         fn = partial(_mean_by_plan, spec, ctx, call=call, **static)
@@ -76,6 +80,10 @@ def choose(platform: str, ctx: Any, call: Call) -> tuple[str, str]:
     if call.algorithm == "xla":
         return "xla", "asked for"
     obstacle = _obstacle(platform, ctx, call)
+    if obstacle is None and _levels(ctx, call) is not None:
+        if call.algorithm in ("auto", "hierarchical"):
+            return "hierarchical", "its ranks are on several hosts"
+        obstacle = "its ranks are on several hosts"
     if call.algorithm != "auto":
         if obstacle is None:
             return call.algorithm, "asked for"
@@ -115,6 +123,11 @@ def _obstacle(platform: str, ctx: Any, call: Call) -> str | None:
         # XLA would all-gather the operands of a custom call over these axes.
         return f"the mesh axes {auto} are not manual in this shard_map"
     where = _placement(mesh, call)
+    if where.host_of is not None:
+        if not _hierarchical.serves(call.op):
+            return "its ranks are on several hosts, and this op has no hierarchical algorithm"
+        levels = _hierarchical.split(where.host_of, call.groups.axis_size, call.groups)
+        return levels if isinstance(levels, str) else None
     if where.process_of is not None and call.op in _ROW_OPS:
         return "rows do not travel between processes"
     return where.obstacle
@@ -124,6 +137,16 @@ def _placement(mesh: Any, call: Call) -> world.Placement:
     group_of, _ = call.groups.tables()
     positions = world.mesh_positions(mesh.shape, call.axes)
     return world.placement(mesh, positions, call.groups.axis_size, group_of)
+
+
+def _levels(ctx: Any, call: Call) -> Any:
+    """The hosts and rails of a call whose ranks are on several hosts; else None. See _obstacle."""
+    context = _compat.mesh_of_lowering(ctx)
+    host_of = _placement(context[0], call).host_of if context else None
+    if host_of is None:
+        return None
+    levels = _hierarchical.split(host_of, call.groups.axis_size, call.groups)
+    return None if isinstance(levels, str) else levels
 
 
 # The native path

@@ -110,11 +110,13 @@ def _leave() -> None:
 class Placement:
     """Where the ranks of a call are.
 
-    process_of: JAX's process of every position in the mesh, if a group has ranks in several; else
-    None. obstacle: why the CPU runtime cannot serve the call, if it cannot.
+    process_of: JAX's process of every position in the mesh, if a group has ranks in several on one
+    host; else None. host_of: a number for the host of every position, if a group has ranks on
+    several. obstacle: why nobody knows.
     """
 
     process_of: tuple[int, ...] | None = None
+    host_of: tuple[int, ...] | None = None
     obstacle: str | None = None
 
 
@@ -137,7 +139,7 @@ def placement(
         return Placement()
     hosts = join().hosts
     if any(len({hosts[p] for p in group}) > 1 for group in groups):
-        return Placement(obstacle="its ranks are on several hosts")
+        return Placement(host_of=tuple(hosts.index(hosts[p]) for p in process_of))
     return Placement(process_of=tuple(process_of.tolist()))
 
 

@@ -1,0 +1,154 @@
+"""Collectives of ranks on several hosts: jcoll inside each host, XLA's collectives across.
+
+K hosts of G ranks each; rank = host * G + index in the host. Ranks of one index on all hosts form a
+*rail*. With M bytes per rank, what crosses between hosts:
+
+    all_reduce      reduce_scatter inside, all_reduce on the rail, all_gather inside   2(K-1)/K M/G
+    reduce_scatter  reduce_scatter inside, reduce_scatter on the rail                   (K-1)/K M/G
+    all_gather      all_gather on the rail, all_gather inside                           (K-1) M
+    all_to_all      all_to_all inside, all_to_all on the rail                           (K-1)/K M
+
+instead of G times as much for the first two where every rank crosses with all of its data (M: the
+array; for all_gather one rank's part, which cannot cross less often). all_reduce is cut into pieces
+that depend on nothing of each other: XLA has one piece cross while the next is reduced inside.
+
+Source: the scheme is that of NCCL's and Horovod's hierarchical all_reduce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jcoll.comm.group import Groups
+from jcoll.comm.mesh import Call
+from jcoll.ops import _primitive
+from jcoll.ops._reductions import reduce_by_lax
+
+MIN_PIECE_NBYTES = 1 << 20
+"""A piece that crosses in less time than it takes to begin one is not worth its own."""
+MAX_PIECES = 4
+
+
+@dataclass(frozen=True)
+class Split:
+    """The two levels of a call: groups of positions on its axes, as axis_index_groups has them."""
+
+    hosts: tuple[tuple[int, ...], ...]
+    rails: tuple[tuple[int, ...], ...]
+
+    @property
+    def num_local(self) -> int:
+        return len(self.hosts[0])
+
+
+def split(host_of: Sequence[int], axis_size: int, groups: Groups) -> Split | str:
+    """The levels of a call whose ranks are on several hosts, or why there are none.
+
+    host_of: the host of every position in the mesh.
+    """
+    rows = [host_of[i : i + axis_size] for i in range(0, len(host_of), axis_size)]
+    # Positions only: the same in every row, though the hosts are others.
+    levels = {tuple(_levels(row, group) for group in groups.as_lists()) for row in rows}
+    inside = levels.pop()
+    if levels or None in inside:
+        return "its ranks are on several hosts, not in equal runs of one host after the other"
+    hosts = tuple(host for group in inside for host in group or ())
+    if len({len(host) for host in hosts}) > 1 or len(hosts[0]) == 1:
+        return "its ranks are on several hosts, one on each or not as many on each"
+    return Split(
+        hosts, tuple(rail for group in inside for rail in zip(*(group or ()), strict=True))
+    )
+
+
+def _levels(host_of: Sequence[int], group: Sequence[int]) -> tuple[tuple[int, ...], ...] | None:
+    """A group's positions by host, if they are in equal runs."""
+    runs: list[list[int]] = []
+    for position in group:
+        if runs and host_of[runs[-1][0]] == host_of[position]:
+            runs[-1].append(position)
+        else:
+            runs.append([position])
+    hosts = {host_of[run[0]] for run in runs}
+    if len(hosts) != len(runs) or len({len(run) for run in runs}) > 1:
+        return None
+    return tuple(tuple(run) for run in runs)
+
+
+def run(spec: Any, x: Any, *, call: Call, levels: Split, **static: Any) -> list[Any]:
+    """A collective by its two levels; traceable, inside a lowering rule."""
+    return [_RUN[spec.name](x, call, levels, **static)]
+
+
+def _inside(name: str, x: Any, call: Call, levels: Split, **static: Any) -> Any:
+    groups = Groups(call.groups.axis_size, levels.hosts)
+    inner = replace(call, op=name, groups=groups, algorithm="auto")
+    return _primitive.bind(_primitive.SPECS[name], x, call=inner, **static)[0]
+
+
+def _rail(call: Call, levels: Split) -> dict[str, Any]:
+    """Who takes part across hosts, as jax.lax's collectives take it."""
+    return {"axis_name": call.axes, "axis_index_groups": [list(rail) for rail in levels.rails]}
+
+
+def _all_reduce(x: Any, call: Call, levels: Split, *, op: str) -> Any:
+    if op == "mean":
+        total = _all_reduce(x, call, levels, op="sum")
+        return total / jnp.asarray(call.num_ranks, total.dtype)
+    flat = x.reshape(-1)
+    pieces = max(1, min(MAX_PIECES, flat.size * flat.dtype.itemsize // MIN_PIECE_NBYTES))
+    quantum = pieces * levels.num_local
+    padded = jnp.pad(flat, (0, -flat.size % quantum)).reshape(pieces, levels.num_local, -1)
+    done = [_reduce_piece(piece, call, levels, op) for piece in padded]
+    return jnp.concatenate(done)[: flat.size].reshape(x.shape)
+
+
+def _reduce_piece(piece: Any, call: Call, levels: Split, op: str) -> Any:
+    part = _inside("reduce_scatter", piece, call, levels, op=op)
+    num_hosts = len(levels.rails[0])
+    part = reduce_by_lax(part, op, _rail(call, levels), num_hosts)
+    return _inside("all_gather", part, call, levels).reshape(-1)
+
+
+def _reduce_scatter(x: Any, call: Call, levels: Split, *, op: str) -> Any:
+    if op == "mean":
+        total = _reduce_scatter(x, call, levels, op="sum")
+        return total / jnp.asarray(call.num_ranks, total.dtype)
+    num_local, num_hosts = levels.num_local, len(levels.rails[0])
+    by_index = jnp.swapaxes(x.reshape(num_hosts, num_local, *x.shape[1:]), 0, 1)
+    part = _inside("reduce_scatter", by_index, call, levels, op=op)  # [hosts, ...]
+    if op == "sum":
+        return jax.lax.psum_scatter(part, **_rail(call, levels))
+    total = reduce_by_lax(part, op, _rail(call, levels), num_hosts)
+    return total[_primitive.rank_in_group(call) // num_local]
+
+
+def _all_gather(x: Any, call: Call, levels: Split) -> Any:
+    by_host = jax.lax.all_gather(x, **_rail(call, levels))  # [hosts, ...]
+    both = _inside("all_gather", by_host, call, levels)  # [local, hosts, ...]
+    return jnp.swapaxes(both, 0, 1).reshape(call.num_ranks, *x.shape)
+
+
+def _all_to_all(x: Any, call: Call, levels: Split) -> Any:
+    num_local, num_hosts = levels.num_local, len(levels.rails[0])
+    by_index = jnp.swapaxes(x.reshape(num_hosts, num_local, *x.shape[1:]), 0, 1)
+    inside = _inside("all_to_all", by_index, call, levels)  # [local src, host dst, ...]
+    by_host = jnp.swapaxes(inside, 0, 1)
+    across = jax.lax.all_to_all(by_host, split_axis=0, concat_axis=0, **_rail(call, levels))
+    return across.reshape(x.shape)  # [host src, local src, ...]
+
+
+_RUN = {
+    "all_reduce": _all_reduce,
+    "reduce_scatter": _reduce_scatter,
+    "all_gather": _all_gather,
+    "all_to_all": _all_to_all,
+}
+
+
+def serves(op: str) -> bool:
+    return op in _RUN
