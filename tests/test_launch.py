@@ -174,7 +174,7 @@ def test_one_job(launch, tmp_path):
 
 def test_module(launch):
     job = launch(
-        *("-n", "2", "-m", "pack.program", "--steps", "3"),
+        *("-n", "2", "-m", "pack.program", "--steps", "--", "-n"),
         name="pack/program.py",
         program="""
         sleeper = subprocess.Popen(["sleep", "1000"])
@@ -185,7 +185,7 @@ def test_module(launch):
     assert job.end() == 0, job.err  # `end` also looks for what the ranks left behind.
     assert len(job.pids()) == 4
     for rank in range(2):
-        assert f"[{rank}] sum 1.0 ['--steps', '3'] __main__ pack.program\n" in job.out
+        assert f"[{rank}] sum 1.0 ['--steps', '--', '-n'] __main__ pack.program\n" in job.out
 
 
 # Failures
@@ -265,6 +265,24 @@ def test_ctrl_c(launch):
     job = launch(
         *("-n", "2", "program.py"),
         program="""
+        try:
+            others_wait(-1)
+        finally:
+            time.sleep(rank)
+            print("saved")
+        """,
+    )
+    job.wait_for("ready", 2)
+    os.kill(job.pid, signal.SIGINT)
+    assert job.end() == 130
+    assert {"[0] saved\n", "[1] saved\n"} <= set(job.out)
+    assert job.err[-1] == "jcoll launch: stopped by SIGINT; ranks 0-1: interrupted\n"
+
+
+def test_ctrl_c_ignored_by_one_rank(launch):
+    job = launch(
+        *("-n", "2", "program.py"),
+        program="""
         if rank == 0:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -332,6 +350,7 @@ def test_nobody_reads(launch):
         ("-n 2 trian.py", "script 'trian.py' does not exist in "),
         ("-n 2 trian.py", "a Python file is needed: did you mean train.py\\?"),
         ("-n 2 --bad x.py", "unknown: --bad; only the flags of the help are"),
+        ("-n 2 -- no.py -n", "script 'no.py' does not exist"),
         ("-n 2 .", "script '.' is a folder without __main__.py; a Python file"),
         ("-n 2 -m no_such_module_here", "-m is 'no_such_module_here', which is not found; a"),
         ("-n 2 --devices-per-process 0 train.py", "--devices-per-process is 0; 1 to 1024 devices"),

@@ -20,6 +20,7 @@ import time
 import types
 from typing import Any
 
+INTERRUPTED = 128 + signal.SIGINT
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -50,8 +51,12 @@ class Failure:
             os.write(self._report_fd, line.encode() + b"\n")
 
     def leave(self) -> None:
-        """After the program's own exit handlers, before jax's, which waits for the other ranks."""
-        if self._status and os.getpid() == self._pid:
+        """After the program's own exit handlers, before jax's, which waits for the other ranks.
+
+        Not on Ctrl-C, which all ranks have: without rank 0 jax aborts the others, also those that
+        are about to save what they have.
+        """
+        if self._status not in (0, INTERRUPTED) and os.getpid() == self._pid:
             if "logging" in sys.modules:
                 sys.modules["logging"].shutdown()
             _LIBC.fflush(None)
@@ -68,6 +73,7 @@ def join(about: dict[str, Any], failure: Failure) -> None:
         "num_processes": about["num_processes"],
         "process_id": about["rank"],
         "cluster_detection_method": "deactivate",
+        "shutdown_timeout_seconds": 7 * 86400,  # Ranks may end far apart; the launcher watches.
     }
     jax.config.update("jax_check_proxy_envs", False)  # It warns of them; no_grpc_proxy helps.
     initialize = jax.distributed.initialize
@@ -130,7 +136,7 @@ def main() -> None:
             failure.tell(error.code & 255 if isinstance(error.code, int) else 1)
         raise
     except BaseException as error:
-        status = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+        status = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
         failure.tell(status)
         show(error)
         sys.exit(status)

@@ -89,7 +89,9 @@ def run(args: argparse.Namespace) -> int:
 def make_job(args: argparse.Namespace) -> Job:
     check_counts(args)
     is_module = args.module is not None
-    target = tuple(args.module if is_module else args.script)
+    # argparse ends -m's arguments at "--"; before a script one means nothing.
+    script = args.script[1:] if args.script[:1] == ["--"] and not is_module else args.script
+    target = (*(args.module or ()), *script)
     if not target:
         raise UsageError(
             "no program is given; a script or -m module is needed after the options: "
@@ -147,7 +149,7 @@ def check_script(text: str) -> None:
         return
     problem = "cannot be read" if path.exists() else f"does not exist in {Path.cwd()}"
     siblings = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
-    near = difflib.get_close_matches(path.name, siblings, n=1)
+    near = difflib.get_close_matches(path.name, siblings, n=1, cutoff=0.75)
     fix = f"did you mean {path.parent / near[0]}?" if near else "check the path"
     raise UsageError(f"script {text!r} {problem}; a Python file is needed: {fix}")
 
