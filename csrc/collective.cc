@@ -305,7 +305,6 @@ void Collective::Run(int index) {
 
 RemoteRun::Setup Collective::RemoteSetup() const {
   RemoteRun::Setup setup;
-  setup.programs = d_->ProgramsOf(group_);
   setup.key = MakeKey({std::hash<std::string>()(d_->program), static_cast<uint64_t>(d_->site_index),
                        static_cast<uint64_t>(d_->ordinal), static_cast<uint64_t>(mesh_group_),
                        static_cast<uint64_t>(group_), static_cast<uint64_t>(visit_)});
@@ -315,10 +314,13 @@ RemoteRun::Setup Collective::RemoteSetup() const {
   if (!d_->call_site.empty()) setup.call += " called at " + d_->call_site;
   setup.process_of = process_of_;
   setup.buffers = buffers_.data();
-  setup.block_nbytes = d_->block_nbytes;
-  if (setup.programs->reduces) {
-    setup.reduce = reduce_;
-    setup.element_nbytes = element_nbytes_;
+  if (d_->motion == Motion::kBlocks) {
+    setup.programs = d_->ProgramsOf(group_);
+    setup.block_nbytes = d_->block_nbytes;
+    if (setup.programs->reduces) {
+      setup.reduce = GetReduceFn(d_->dtype, d_->reduce_op);
+      setup.element_nbytes = Size(d_->dtype);
+    }
   }
   setup.timeout_s = timeout_s_;
   setup.opened_ns = MonotonicNs();
@@ -334,34 +336,36 @@ void Collective::StartRemote(int last_rank) {
                            "algorithm=\"xla\"."};
     return Finish(last_rank);
   }
-  reduce_ = GetReduceFn(d_->dtype, d_->reduce_op);
-  element_nbytes_ = Size(d_->dtype);
-  remote_ = std::make_unique<RemoteRun>(RemoteSetup());
+  if (d_->motion == Motion::kBlocks) {
+    remote_ = std::make_unique<RemoteRun>(RemoteSetup());
+  } else {
+    remote_ = std::make_unique<RowRun>(d_.get(), RemoteSetup());
+  }
   // Peers that are as far as we are answer within microseconds: sooner than another thread wakes
   // up.
   ScopedFlushDenormals flush;
   const int64_t give_up = MonotonicNs() + kHandlerSpinNs;
-  RemoteRun::Status status = remote_->Advance();
-  while (status == RemoteRun::Status::kRunning && MonotonicNs() < give_up) {
+  RemoteWork::Status status = remote_->Advance();
+  while (status == RemoteWork::Status::kRunning && MonotonicNs() < give_up) {
     sched_yield();
     status = remote_->Advance();
   }
-  if (status != RemoteRun::Status::kRunning) return FinishRemote(status, last_rank);
+  if (status != RemoteWork::Status::kRunning) return FinishRemote(status, last_rank);
   num_users_.fetch_add(1, std::memory_order_relaxed);
   RemoteEngine::Get().Add(shared_from_this());
 }
 
 bool Collective::AdvanceRemote(bool check, int64_t now_ns) {
-  RemoteRun::Status status = remote_->Advance();
-  if (status == RemoteRun::Status::kRunning && check) status = remote_->CheckHealth(now_ns);
-  if (status == RemoteRun::Status::kRunning) return false;
+  RemoteWork::Status status = remote_->Advance();
+  if (status == RemoteWork::Status::kRunning && check) status = remote_->CheckHealth(now_ns);
+  if (status == RemoteWork::Status::kRunning) return false;
   FinishRemote(status, /*rank_here=*/-1);
   num_users_.fetch_sub(1, std::memory_order_acq_rel);
   return true;
 }
 
-void Collective::FinishRemote(RemoteRun::Status status, int rank_here) {
-  if (status == RemoteRun::Status::kFailed) failure_ = remote_->failure();
+void Collective::FinishRemote(RemoteWork::Status status, int rank_here) {
+  if (status == RemoteWork::Status::kFailed) failure_ = remote_->failure();
   Finish(rank_here);
 }
 

@@ -19,7 +19,7 @@
 #include "moves.h"
 #include "plan_run.h"
 #include "shm/engine.h"
-#include "shm/remote_run.h"
+#include "shm/row_run.h"
 
 namespace jcoll {
 
@@ -101,7 +101,7 @@ class Collective : public Runnable,
   void FindProcesses();
   void StartRemote(int last_rank);
   RemoteRun::Setup RemoteSetup() const;
-  void FinishRemote(RemoteRun::Status status, int rank_here);
+  void FinishRemote(RemoteWork::Status status, int rank_here);
 
   bool PlanIsFollowed() const { return !d_->plans.empty(); }
   void PrepareWork();
@@ -136,7 +136,7 @@ class Collective : public Runnable,
   int64_t visit_ = 0;
   std::vector<int> process_of_;  // By rank, as World counts them.
   std::vector<int> ranks_here_;
-  std::unique_ptr<RemoteRun> remote_;
+  std::unique_ptr<RemoteWork> remote_;
 
   std::vector<RankBuffers> buffers_;
   std::vector<Completion> completions_;

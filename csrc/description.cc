@@ -166,6 +166,9 @@ std::string Description::Signature() const {
 
 std::string Description::Layout() const {
   std::string text = std::to_string(block_nbytes);
+  for (int64_t n : {row_nbytes, in_rows, out_rows, int64_t{index_nbytes}, int64_t{num_updates}}) {
+    text += "/" + std::to_string(n);
+  }
   for (int64_t v : source_map) text += "," + std::to_string(v);
   return text;
 }
@@ -179,9 +182,6 @@ std::string Description::Where() const {
 
 std::optional<Failure> Description::Validate() const {
   if (auto failure = ValidateGroups(*this)) return failure;
-  if (!process_of.empty() && motion != Motion::kBlocks) {
-    return Malformed(*this, "rows do not travel between processes");
-  }
   return motion == Motion::kBlocks ? ValidateBlocks(*this) : ValidateRows(*this);
 }
 

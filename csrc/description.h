@@ -83,6 +83,8 @@ struct Description {
   int num_inputs() const {
     return motion == Motion::kBlocks ? 1 : motion == Motion::kRagged ? 6 : 2;
   }
+  // Inputs from here on are counts and offsets.
+  int first_index_input() const { return motion == Motion::kRagged ? 2 : 1; }
   int num_outputs() const { return motion == Motion::kVariable ? 3 : 1; }
   int64_t input_nbytes() const {
     return motion == Motion::kBlocks ? in_blocks * block_nbytes : in_rows * row_nbytes;

@@ -135,7 +135,7 @@ std::optional<Failure> FindPeers(Attributes& attrs, Description* d) {
                        "several processes is loaded."};
   }
   d->ordinal = NextOrdinal(d->program, d->site_index);
-  if (d->plans.empty()) d->MakeMapPrograms();
+  if (d->plans.empty() && d->motion == Motion::kBlocks) d->MakeMapPrograms();
   return std::nullopt;
 }
 

@@ -46,6 +46,15 @@ class MoveList {
   // Cuts the moves so that a piece causes about `piece_traffic_nbytes` of traffic.
   std::vector<Piece> Cut(int64_t piece_traffic_nbytes) const;
   Piece Whole(int move) const { return {move, 0, moves_[move].nbytes}; }
+  // fn(source or null, destination, bytes) for every move; of lists without reductions.
+  template <typename Fn>
+  void ForEach(Fn fn) const {
+    for (const Move& m : moves_) {
+      for (int i = 0; i < m.num_dsts; ++i) {
+        fn(m.num_srcs ? srcs_[m.first_src] : nullptr, dsts_[m.first_dst + i], m.nbytes);
+      }
+    }
+  }
   int size() const { return static_cast<int>(moves_.size()); }
 
   // Has the pages that a piece will write mapped, where they are fresh.

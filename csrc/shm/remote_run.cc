@@ -61,8 +61,6 @@ RemoteRun::RemoteRun(Setup setup) : s_(std::move(setup)), world_(World::Get()) {
   Post();
 }
 
-RemoteRun::~RemoteRun() = default;
-
 void RemoteRun::Post() {
   const int64_t areas = int64_t{num_local_[world_->self()]} * kCursors;
   arena_nbytes_ = areas * (int64_t{sizeof(Counter)} + s_.programs->max_slots * lane_nbytes_);
@@ -197,31 +195,53 @@ void RemoteRun::Run(const Cursor& cursor, const RankProgram::Action& action) {
   const int64_t part_begin = std::min(action.part * chunk_nbytes_, s_.block_nbytes);
   const int64_t part_end = std::min(part_begin + chunk_nbytes_, s_.block_nbytes);
   const int64_t begin = std::min(part_begin + lane * lane_nbytes_, part_end);
-  const int64_t nbytes = std::min(begin + lane_nbytes_, part_end) - begin;
+  if (s_.streams != nullptr) {
+    MoveStream(cursor, action, begin);
+  } else {
+    Move(cursor, action, begin, std::min(begin + lane_nbytes_, part_end) - begin);
+  }
+  if (action.num_posts > 0) {
+    CounterOf(cursor.rank, cursor.index)
+        ->sent.fetch_add(action.num_posts, std::memory_order_release);
+  }
+}
+
+void RemoteRun::Move(const Cursor& cursor, const RankProgram::Action& action, int64_t begin,
+                     int64_t nbytes) {
   void* dsts[2];
   int num_dsts = 0;
   if (action.has_chunk) dsts[num_dsts++] = Local(cursor, action.buffer, action.chunk, begin);
   if (action.slot != RankProgram::kNone) {
     dsts[num_dsts++] = Slot(cursor.rank, cursor.index, action.slot);
   }
-  if (nbytes > 0 && num_dsts > 0) {
-    thread_local std::vector<const void*> srcs;
-    srcs.clear();
-    for (const RankProgram::Operand& src : action.srcs) {
-      srcs.push_back(Source(cursor, src, begin));
-    }
-    if (srcs.empty()) {
-      for (int i = 0; i < num_dsts; ++i) Zero(dsts[i], nbytes, /*stream=*/false);
-    } else if (srcs.size() == 1) {
-      CopyTo(srcs[0], dsts, num_dsts, nbytes, /*stream=*/false);
-    } else {
-      s_.reduce(srcs.data(), static_cast<int>(srcs.size()), dsts, num_dsts,
-                nbytes / s_.element_nbytes, /*stream=*/false);
-    }
+  if (nbytes == 0 || num_dsts == 0) return;
+  thread_local std::vector<const void*> srcs;
+  srcs.clear();
+  for (const RankProgram::Operand& src : action.srcs) srcs.push_back(Source(cursor, src, begin));
+  if (srcs.empty()) {
+    for (int i = 0; i < num_dsts; ++i) Zero(dsts[i], nbytes, /*stream=*/false);
+  } else if (srcs.size() == 1) {
+    CopyTo(srcs[0], dsts, num_dsts, nbytes, /*stream=*/false);
+  } else {
+    s_.reduce(srcs.data(), static_cast<int>(srcs.size()), dsts, num_dsts,
+              nbytes / s_.element_nbytes, /*stream=*/false);
   }
-  if (action.num_posts > 0) {
-    CounterOf(cursor.rank, cursor.index)
-        ->sent.fetch_add(action.num_posts, std::memory_order_release);
+}
+
+// The programs of an exchange are copies only: into a slot, or out of a peer's. What stays with its
+// rank has been copied already.
+void RemoteRun::MoveStream(const Cursor& cursor, const RankProgram::Action& action, int64_t begin) {
+  if (action.srcs.empty()) return;
+  const RankProgram::Operand& src = action.srcs[0];
+  const bool sends = action.slot != RankProgram::kNone;
+  if (!sends && src.slot == RankProgram::kNone) return;
+  const int from = sends ? cursor.rank : src.rank, to = sends ? src.chunk : cursor.rank;
+  const int64_t nbytes = std::min(lane_nbytes_, s_.streams->nbytes(from, to) - begin);
+  if (nbytes <= 0) return;
+  if (sends) {
+    s_.streams->Gather(from, to, begin, nbytes, Slot(cursor.rank, cursor.index, action.slot));
+  } else {
+    s_.streams->Scatter(from, to, begin, nbytes, Slot(src.rank, cursor.index, src.slot));
   }
 }
 

@@ -22,11 +22,13 @@
 #include "../moves.h"
 #include "../reduce.h"
 #include "program.h"
+#include "remote_work.h"
+#include "streams.h"
 #include "world.h"
 
 namespace jcoll {
 
-class RemoteRun {
+class RemoteRun : public RemoteWork {
  public:
   static constexpr int kCursors = 2;
 
@@ -39,24 +41,20 @@ class RemoteRun {
     std::vector<int> process_of;           // By rank, as World counts them.
     const RankBuffers* buffers = nullptr;  // By rank; those of other processes are not looked at.
     int64_t block_nbytes = 0;
+    // Where blocks are not of one size: block b of rank r's input is the stream from r to b, block
+    // b of its output the one from b to r, and block_nbytes the length of the longest.
+    const Streams* streams = nullptr;
     ReduceFn reduce = nullptr;
     int64_t element_nbytes = 1;
     double timeout_s = 0;
     int64_t opened_ns = 0;
   };
-  enum class Status { kRunning, kDone, kFailed };
-
   explicit RemoteRun(Setup setup);
-  ~RemoteRun();
 
-  // Goes on as far as it can without waiting. One thread at a time; not after the end.
-  Status Advance();
-  // Looks for what will never come: deadlines, dead or failed peers, calls that do not fit. Every
-  // 20 ms or so.
-  Status CheckHealth(int64_t now_ns);
-  // Whether the last Advance did anything.
-  bool moved() const { return moved_; }
-  const Failure& failure() const { return *failure_; }
+  Status Advance() override;
+  Status CheckHealth(int64_t now_ns) override;
+  bool moved() const override { return moved_; }
+  const Failure& failure() const override { return *failure_; }
 
  private:
   struct Counter {
@@ -79,6 +77,8 @@ class RemoteRun {
   bool MayBegin(const Cursor& cursor);
   bool IsReady(const Cursor& cursor, const RankProgram::Action& action);
   void Run(const Cursor& cursor, const RankProgram::Action& action);
+  void Move(const Cursor& cursor, const RankProgram::Action& action, int64_t begin, int64_t nbytes);
+  void MoveStream(const Cursor& cursor, const RankProgram::Action& action, int64_t begin);
   const char* Source(const Cursor& cursor, const RankProgram::Operand& src, int64_t begin);
   char* Local(const Cursor& cursor, PlanBuffer buffer, int chunk, int64_t begin);
   char* Slot(int rank, int cursor, int slot);

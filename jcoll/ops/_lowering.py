@@ -14,9 +14,11 @@ import numpy as np
 from jcoll import _compat, errors
 from jcoll.algorithms.registry import RESERVED
 from jcoll.comm.mesh import Call, configured_algorithm, signature
-from jcoll.ops import _hierarchical
+from jcoll.ops import _hierarchical, _selection
 from jcoll.ops._reductions import accumulation_dtype
 from jcoll.runtime import decisions, native, world
+from jcoll.tuning.candidates import Request
+from jcoll.tuning.select import select
 
 
 @dataclass(frozen=True)
@@ -40,12 +42,6 @@ class Motion:
 
 ZERO = -1
 
-ONE_SHOT_NBYTES = 16 << 10
-"""Between processes, all_reduce of up to so much is read whole by all: one step, not two."""
-
-# Whose counts are known at run time only.
-_ROW_OPS = ("ragged_all_to_all", "all_to_all_v", "all_to_all_v_back")
-
 
 def reduced(block: int) -> int:
     """The source_map entry for the reduction over all ranks of their block `block`."""
@@ -59,8 +55,10 @@ def register(spec: Any, primitive: Any) -> None:
 
 
 def _lower(spec: Any, platform: str, ctx: Any, *args: Any, call: Call, **static: Any) -> Any:
-    algorithm, reason = choose(platform, ctx, call)
-    decisions.record(call, ctx.avals_in, algorithm, reason)
+    reduce_op = static.get("op")
+    algorithm, reason = choose(platform, ctx, call, reduce_op)
+    request = partial(describe, platform, ctx, call, reduce_op)
+    decisions.record(call, ctx.avals_in, algorithm, reason, request)
     call = replace(call, algorithm=algorithm)
     levels = _levels(ctx, call) if algorithm == "hierarchical" else None
     if levels is not None:
@@ -75,7 +73,7 @@ def _lower(spec: Any, platform: str, ctx: Any, *args: Any, call: Call, **static:
         return _compat.lower_fun(fn, multiple_results=True)(ctx, *args)
 
 
-def choose(platform: str, ctx: Any, call: Call) -> tuple[str, str]:
+def choose(platform: str, ctx: Any, call: Call, reduce_op: str | None = None) -> tuple[str, str]:
     """The algorithm for a call, and why. Raises if the one asked for cannot serve it."""
     if call.algorithm == "xla":
         return "xla", "asked for"
@@ -94,18 +92,17 @@ def choose(platform: str, ctx: Any, call: Call) -> tuple[str, str]:
     configured = configured_algorithm(call.op, call.groups)
     if configured != "auto":
         return configured, "JCOLL_ALGORITHM"
-    return _best(ctx, call)
+    choice = select(describe(platform, ctx, call, reduce_op))
+    return choice.algorithm, choice.reason
 
 
-def _best(ctx: Any, call: Call) -> tuple[str, str]:
+def describe(platform: str, ctx: Any, call: Call, reduce_op: str | None) -> Request:
+    """The call as the choice of its algorithm sees it."""
+    obstacle, where = _obstacle(platform, ctx, call), world.Placement()
     context = _compat.mesh_of_lowering(ctx)
-    assert context is not None  # See _obstacle.
-    if _placement(context[0], call).process_of is None:
-        return "direct", "fastest in one process"
-    nbytes = _nbytes(ctx.avals_in[0].shape, ctx.avals_in[0].dtype)
-    if call.op == "all_reduce" and nbytes > ONE_SHOT_NBYTES:
-        return "two_shot", f"more than {ONE_SHOT_NBYTES} bytes between processes"
-    return "direct", "one step between processes"
+    if obstacle is None and context is not None:
+        where = _placement(context[0], call)
+    return _selection.describe(call, ctx.avals_in[0], obstacle, where, reduce_op)
 
 
 def _obstacle(platform: str, ctx: Any, call: Call) -> str | None:
@@ -128,8 +125,6 @@ def _obstacle(platform: str, ctx: Any, call: Call) -> str | None:
             return "its ranks are on several hosts, and this op has no hierarchical algorithm"
         levels = _hierarchical.split(where.host_of, call.groups.axis_size, call.groups)
         return levels if isinstance(levels, str) else None
-    if where.process_of is not None and call.op in _ROW_OPS:
-        return "rows do not travel between processes"
     return where.obstacle
 
 

@@ -1,0 +1,24 @@
+// A collective over several processes, as the handler and the progress thread drive it.
+#pragma once
+
+#include <cstdint>
+
+#include "../failure.h"
+
+namespace jcoll {
+
+class RemoteWork {
+ public:
+  enum class Status { kRunning, kDone, kFailed };
+  virtual ~RemoteWork() = default;
+  // Goes on as far as it can without waiting. One thread at a time; not after the end.
+  virtual Status Advance() = 0;
+  // Looks for what will never come: deadlines, dead or failed peers, calls that do not fit. Every
+  // 20 ms or so.
+  virtual Status CheckHealth(int64_t now_ns) = 0;
+  // Whether the last Advance did anything.
+  virtual bool moved() const = 0;
+  virtual const Failure& failure() const = 0;
+};
+
+}  // namespace jcoll

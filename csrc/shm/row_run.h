@@ -1,0 +1,44 @@
+// The ragged collectives over several processes: first all ranks learn all counts and offsets, then
+// every pair of ranks exchanges its rows.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "../description.h"
+#include "remote_run.h"
+
+namespace jcoll {
+
+class RowRun : public RemoteWork {
+ public:
+  // `setup` as for a RemoteRun; programs, reduce and block_nbytes are filled in here.
+  RowRun(const Description* d, RemoteRun::Setup setup);
+
+  Status Advance() override;
+  Status CheckHealth(int64_t now_ns) override { return run_->CheckHealth(now_ns); }
+  bool moved() const override { return run_->moved(); }
+  const Failure& failure() const override { return failure_ ? *failure_ : run_->failure(); }
+
+ private:
+  bool IsHere(int rank) const;
+  void BeginCounts();
+  std::optional<Failure> BeginRows();
+  std::vector<RankBuffers> StandIns();
+  void Sort(const MoveList& moves);
+
+  const Description& d_;
+  const RemoteRun::Setup setup_;
+  const int num_ranks_;
+  int64_t meta_nbytes_ = 0;
+  std::vector<std::vector<char>> own_meta_, all_meta_;  // By rank; of this process's ranks.
+  std::vector<RankBuffers> meta_buffers_;
+  std::vector<char> unread_;  // Where counts for other processes' ranks are written.
+  Streams streams_;
+  bool has_counts_ = false;
+  std::unique_ptr<RemoteRun> run_;
+  std::optional<Failure> failure_;
+};
+
+}  // namespace jcoll
