@@ -314,8 +314,8 @@ RemoteRun::Setup Collective::RemoteSetup() const {
   if (!d_->call_site.empty()) setup.call += " called at " + d_->call_site;
   setup.process_of = process_of_;
   setup.buffers = buffers_.data();
+  if (d_->motion == Motion::kBlocks || !d_->plans.empty()) setup.programs = d_->ProgramsOf(group_);
   if (d_->motion == Motion::kBlocks) {
-    setup.programs = d_->ProgramsOf(group_);
     setup.block_nbytes = d_->block_nbytes;
     if (setup.programs->reduces) {
       setup.reduce = GetReduceFn(d_->dtype, d_->reduce_op);

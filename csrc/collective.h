@@ -103,7 +103,8 @@ class Collective : public Runnable,
   RemoteRun::Setup RemoteSetup() const;
   void FinishRemote(RemoteWork::Status status, int rank_here);
 
-  bool PlanIsFollowed() const { return !d_->plans.empty(); }
+  // In one process rows are moved in one step, whatever the plan.
+  bool PlanIsFollowed() const { return d_->motion == Motion::kBlocks && !d_->plans.empty(); }
   void PrepareWork();
   int64_t traffic_nbytes() const;
   void WorkInline(int last_rank);

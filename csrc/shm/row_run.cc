@@ -123,7 +123,7 @@ std::optional<Failure> RowRun::BeginRows() {
   Sort(moves);
   RemoteRun::Setup s = setup_;
   s.key = Second(setup_.key);
-  s.programs = std::make_shared<const PlanPrograms>(ExchangePrograms(num_ranks_));
+  if (!s.programs) s.programs = std::make_shared<const PlanPrograms>(ExchangePrograms(num_ranks_));
   s.block_nbytes = streams_.max_nbytes();
   s.streams = &streams_;
   run_ = std::make_unique<RemoteRun>(std::move(s));

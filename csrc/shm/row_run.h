@@ -13,7 +13,8 @@ namespace jcoll {
 
 class RowRun : public RemoteWork {
  public:
-  // `setup` as for a RemoteRun; programs, reduce and block_nbytes are filled in here.
+  // `setup` as for a RemoteRun, but for reduce and block_nbytes. `programs` are those of an
+  // all_to_all of whole blocks; null: all pairs at once.
   RowRun(const Description* d, RemoteRun::Setup setup);
 
   Status Advance() override;

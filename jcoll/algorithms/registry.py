@@ -21,6 +21,10 @@ from jcoll.plan.builder import Builder
 from jcoll.plan.ir import Plan
 from jcoll.plan.ops import OPS
 
+# Exchanges of rows whose number is known at run time. Their algorithms are those of all_to_all that
+# send whole blocks.
+RAGGED_OPS = ("ragged_all_to_all", "all_to_all_v", "all_to_all_v_back")
+
 BuildFn = Callable[[Builder], None]
 
 # Names that are not plans: the native one-step path, XLA's own collectives, the choice among all.
@@ -131,9 +135,17 @@ def _origin(build: BuildFn) -> tuple[str, str]:
     return build.__module__, build.__qualname__
 
 
+def plan_op(op: str) -> str:
+    """The op whose plans an op follows: that of ragged exchanges is all_to_all."""
+    return "all_to_all" if op in RAGGED_OPS else op
+
+
 def all_algorithms(op: str | None = None) -> list[Algorithm]:
     """The catalogue, in the order of registration; of one op, if given."""
-    return [a for a in _ALGORITHMS.values() if op in (None, a.op)]
+    if op is None:
+        return list(_ALGORITHMS.values())
+    found = [a for a in _ALGORITHMS.values() if a.op == plan_op(op)]
+    return [a for a in found if a.ragged] if op in RAGGED_OPS else found
 
 
 def names(op: str | None = None) -> list[str]:
@@ -149,7 +161,7 @@ def get(op: str, name: str, num_ranks: int | None = None, *, where: str = "") ->
 
     `where`: the call, for the error.
     """
-    found = _ALGORITHMS.get((op, name))
+    found = {a.name: a for a in all_algorithms(op)}.get(name)
     where = where or op
     fix = f"Algorithms of {op}: {', '.join([*RESERVED, *names(op)])}."
     if found is None:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jcoll import _compat, errors
-from jcoll.algorithms.registry import RESERVED
+from jcoll.algorithms.registry import RESERVED, plan_op
 from jcoll.comm.mesh import Call, configured_algorithm, signature
 from jcoll.ops import _hierarchical, _selection
 from jcoll.ops._reductions import accumulation_dtype
@@ -96,7 +96,7 @@ def choose(platform: str, ctx: Any, call: Call, reduce_op: str | None = None) ->
     return choice.algorithm, choice.reason
 
 
-def describe(platform: str, ctx: Any, call: Call, reduce_op: str | None) -> Request:
+def describe(platform: str, ctx: Any, call: Call, reduce_op: str | None = None) -> Request:
     """The call as the choice of its algorithm sees it."""
     obstacle, where = _obstacle(platform, ctx, call), world.Placement()
     context = _compat.mesh_of_lowering(ctx)
@@ -268,7 +268,9 @@ def _attributes(
 def _plan_attributes(spec: Any, call: Call, root: int | None) -> tuple:
     """The name of the plan, if one is to be followed; resolved when the program is loaded."""
     attributes = () if root is None else (("root", root),)
-    return attributes if call.algorithm in RESERVED else (*attributes, ("plan_op", spec.name))
+    return (
+        attributes if call.algorithm in RESERVED else (*attributes, ("plan_op", plan_op(spec.name)))
+    )
 
 
 def _process_attributes(ctx: Any, mesh: Any, call: Call) -> tuple:
