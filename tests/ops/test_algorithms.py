@@ -1,8 +1,8 @@
 """Every algorithm that serves an op, on every rank count, dtype and kind of size: the reference's
 result, and the same bits on every rank and in every run.
 
-Generated from the registries of ops and of algorithms. One program holds a case's algorithms, dtypes
-and shapes: compiling is what costs.
+Generated from the registries of ops and of algorithms. One program holds a case's algorithms,
+dtypes and shapes: compiling is what costs.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ LARGE = (70001,)
 
 
 def exact_inputs(case: Case, n: int, shape: tuple[int, ...], dtype: str, seed: int) -> list:
-    """Values whose sums and products are exact in every type: the order of a sum then tells nothing,
-    and a missing or doubled contribution everything."""
+    """Values whose sums and products are exact in every type: the order of a sum then tells
+    nothing, and a missing or doubled contribution everything."""
     arrays = inputs(case, n, shape, dtype, seed)
     if np.dtype(dtype_of(dtype)).kind in "fc" or dtype == "bfloat16":
         values = np.random.default_rng(seed).choice([-1.0, 1.0, 2.0], arrays[0].shape)
