@@ -27,6 +27,8 @@ class Command:
 COMMANDS = (
     Command("bench", "jcoll.bench.command", "measure collectives against jax.lax"),
     Command("plan", "jcoll.cli_plan.command", "show, prove, simulate and draw plans"),
+    Command("tune", "jcoll.cli_tune.command", "measure the algorithms here, for algorithm='auto'"),
+    Command("explain", "jcoll.cli_tune.explain", "print what algorithm='auto' means for a call"),
     Command("launch", "jcoll.launch.command", "run a program in several processes, as one job"),
     Command("info", "jcoll.bench.facts", "print machine, versions and devices"),
 )

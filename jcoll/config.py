@@ -62,6 +62,10 @@ class Config:
     shm_nbytes: int = 256 << 20
     """`JCOLL_SHM_SIZE`, bytes: shared memory of each process; pages that are not used take none."""
 
+    tuning_file: str = ""
+    """`JCOLL_TUNING_FILE`: costs by which `algorithm="auto"` chooses, as `python -m jcoll tune`
+    writes them; unset: those in the user's cache, if any; none: only those that come with jcoll."""
+
     isa: str = "best"
     """`JCOLL_ISA`: best, avx512, avx2 or baseline: caps the instruction set of the reductions."""
 
@@ -75,6 +79,7 @@ class Config:
             intercept=_choice(env, "JCOLL_INTERCEPT", "0", ("0", "1")) == "1",
             host_id=env.get("JCOLL_HOST_ID", ""),
             shm_nbytes=int(_positive(env, "JCOLL_SHM_SIZE", 256 << 20, int)),
+            tuning_file=env.get("JCOLL_TUNING_FILE", ""),
             isa=_choice(env, "JCOLL_ISA", "best", ("best", "avx512", "avx2", "baseline")),
         )
 

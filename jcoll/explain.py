@@ -14,6 +14,7 @@ from jcoll.config import config
 from jcoll.ops import SPECS
 from jcoll.runtime import decisions
 from jcoll.runtime.decisions import Decision
+from jcoll.tuning.candidates import Candidate
 
 
 @overload
@@ -81,12 +82,38 @@ class Explanation(Sequence[Decision]):
             return f"no collectives of jcoll{hint}"
         return "\n".join(_table(_HEAD, [_cells(row) for row in self.rows]))
 
+    def costs(self) -> str:
+        """For each row, the algorithms that could have been chosen, with their costs, and those
+        that could not, with the reason: `row.candidates` as tables."""
+        return "\n\n".join(map(_costs, self.rows))
+
 
 _HEAD = ("op", "axis", "signature", "ranks", "algorithm", "reason", "call site")
 
 
 def _cells(row: Decision) -> tuple[str, ...]:
-    return tuple(str(getattr(row, field.name)) for field in fields(row))
+    return tuple(str(getattr(row, field.name)) for field in fields(row) if field.repr)
+
+
+def _costs(row: Decision) -> str:
+    where = f" at {row.call_site}" if row.call_site else ""
+    head = f"{row.op} {row.signature} over {row.axis}, {row.num_ranks} ranks{where}"
+    chosen = f"{row.algorithm}: {row.reason}"
+    return "\n".join([head, chosen, *candidate_lines(row.candidates, row.algorithm)])
+
+
+def candidate_lines(found: Sequence[Candidate], chosen: str) -> Iterator[str]:
+    """A table of candidates; a star marks the chosen one."""
+    rows = [
+        (
+            "*" if c.algorithm == chosen else "",
+            c.algorithm,
+            "" if c.us is None else f"{c.us:.4g}",
+            f"no: {c.obstacle}" if c.obstacle else c.source or "not measured",
+        )
+        for c in found
+    ]
+    return _table(("", "algorithm", "us", ""), rows)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

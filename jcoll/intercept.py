@@ -114,7 +114,13 @@ def _lower(
     platforms = _compat.lowering_platforms(ctx)
     call, obstacle = _as_call(translation, ctx, params)
     algorithm, reason = _choose(platforms, ctx, call, obstacle)
-    decisions.record(call, ctx.avals_in, algorithm, f"jax.lax.{translation.lax_name}, {reason}")
+    decisions.record(
+        call,
+        ctx.avals_in,
+        algorithm,
+        f"jax.lax.{translation.lax_name}, {reason}",
+        None if obstacle else partial(_lowering.describe, platforms[0], ctx, call),
+    )
     if algorithm != "xla":
         run = partial(_run, replace(call, algorithm=algorithm), ctx)
     elif translation.exists_on_cpu or platforms != ("cpu",) or obstacle is not None:

@@ -9,6 +9,7 @@ os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 ).strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["JCOLL_TUNING_FILE"] = "none"  # Not: what this machine's user has measured.
 
 import jax
 

@@ -26,19 +26,21 @@ ORDER = (
     ("plan",),
     ("algorithms",),
     ("comm",),
+    ("tuning",),
     ("runtime",),
     ("ops",),
     ("layers", "explain", "intercept"),
     ("",),  # jcoll/__init__.py itself: what `import jcoll` brings
     ("bench", "launch"),
     ("cli_plan",),
+    ("cli_tune",),
     ("cli",),
     ("__main__",),
 )  # fmt: skip
 LEVEL = {part: level for level, row in enumerate(ORDER) for part in row}
 
 # These run, and are tested, in milliseconds.
-JAX_FREE = ("plan", "algorithms", "comm")
+JAX_FREE = ("plan", "algorithms", "comm", "tuning")
 KNOWS_JAX = ("comm.mesh",)
 
 

@@ -156,12 +156,12 @@ print(results + [lowered()])
     ("variables", "expected"),
     [
         (
-            {"JCOLL_INTERCEPT": "1"},
-            [True, True, True, "jax.lax.psum, intercepted: fastest in one process", False, True],
+            {"JCOLL_INTERCEPT": "1", "JCOLL_ALGORITHM": "direct"},
+            [True, True, True, "jax.lax.psum, intercepted: JCOLL_ALGORITHM", False, True],
         ),
         (
             {"JCOLL_INTERCEPT": "1", "JCOLL_ALGORITHM": "xla"},
-            [False, False, True, "jax.lax.psum, not intercepted: asked for", False, False],
+            [False, False, True, "jax.lax.psum, not intercepted: JCOLL_ALGORITHM", False, False],
         ),
     ],
     ids=["intercept", "xla"],

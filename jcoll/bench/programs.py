@@ -42,9 +42,16 @@ def make_mesh(num_ranks: int) -> Mesh:
     return jax.make_mesh((num_ranks,), (AXIS,), devices=jax.devices()[:num_ranks])
 
 
-def compile_side(name: str, side: Side, problem: Problem, mesh: Mesh) -> Program:
-    """Lower, compile and check one side; `name` is "jcoll" or "lax"."""
-    operands = tuple(_place(array, mesh) for array in (side.x, *side.extras))
+def place(side: Side, mesh: Mesh) -> tuple[jax.Array, ...]:
+    """The operands of a side's program."""
+    return tuple(_place(array, mesh) for array in (side.x, *side.extras))
+
+
+def compile_side(
+    name: str, side: Side, problem: Problem, mesh: Mesh, operands: tuple[jax.Array, ...] = ()
+) -> Program:
+    """Lower, compile and check one side; `name` is "jcoll" or "lax". `operands`: placed before."""
+    operands = operands or place(side, mesh)
     # check_vma off: a loop's carry may then go in varying and come out equal on all ranks, with no
     # cast in between; the collectives lower to the same HLO either way.
     sharded = jax.shard_map(
@@ -69,7 +76,10 @@ def carried_by(name: str, hlo: str, needed: int) -> str:
 
 def _place(array: np.ndarray, mesh: Mesh) -> jax.Array:
     """[num_ranks, k] -> a global [num_ranks * k] array with row r on rank r's device."""
-    return jax.device_put(array.reshape(-1), NamedSharding(mesh, P(AXIS)))
+    flat = array.reshape(-1)
+    # Not device_put, which compares the array between processes.
+    sharding = NamedSharding(mesh, P(AXIS))
+    return jax.make_array_from_callback(flat.shape, sharding, lambda index: flat[index])
 
 
 def _repeated(side: Side, problem: Problem) -> Callable[..., Any]:

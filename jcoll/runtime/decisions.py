@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from jcoll.comm.mesh import Call, signature
+from jcoll.tuning.candidates import Candidate, Request
+from jcoll.tuning.select import priced
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,12 @@ class Decision:
     algorithm: str
     reason: str
     call_site: str
+    request: Request | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """All algorithms with costs, the cheapest first; those that could not serve, with why."""
+        return priced(self.request) if self.request else ()
 
 
 class _Listeners(threading.local):
@@ -34,8 +42,14 @@ class _Listeners(threading.local):
 _listeners = _Listeners()
 
 
-def record(call: Call, avals: Any, algorithm: str, reason: str) -> None:
-    """Tells everyone who is listening."""
+def record(
+    call: Call,
+    avals: Any,
+    algorithm: str,
+    reason: str,
+    request: Callable[[], Request] | None = None,
+) -> None:
+    """Tells everyone who is listening. `request()`: what the choice depended on."""
     if not _listeners.lists:
         return
     decision = Decision(
@@ -46,6 +60,7 @@ def record(call: Call, avals: Any, algorithm: str, reason: str) -> None:
         algorithm=algorithm,
         reason=reason,
         call_site=call.call_site,
+        request=request and request(),
     )
     for listener in _listeners.lists:
         listener.append(decision)

@@ -13,6 +13,7 @@ import math
 import platform
 import sys
 import threading
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ import numpy as np
 
 from jcoll import _compat, errors
 from jcoll.config import config
+from jcoll.tuning.table import own_digest
 
 try:
     from jcoll import _native
@@ -36,10 +38,14 @@ PATIENCE_S = 120.0
 
 @dataclass(frozen=True)
 class World:
-    """hosts[i]: the host of JAX's process i. on_host: the processes of this host."""
+    """hosts[i]: the host of JAX's process i. on_host: the processes of this host.
+
+    same_tuning: whether all processes have the same tuning file of their own, or none.
+    """
 
     hosts: tuple[str, ...]
     on_host: tuple[int, ...]
+    same_tuning: bool
 
 
 _world: World | None = None
@@ -76,6 +82,7 @@ def _join() -> World:
     pid, fd, nbytes = _native.prepare_world(config.shm_nbytes)
     client = _compat.distributed_client()
     own = {"host": host_id(), "pid": pid, "fd": fd, "nbytes": nbytes}
+    own["tuning"] = own_digest()
     client.key_value_set(f"{KEY}/{me}", json.dumps(own))
     infos = [_introduction(client, i) for i in range(count)]
     on_host = tuple(i for i in range(count) if infos[i]["host"] == own["host"])
@@ -83,7 +90,12 @@ def _join() -> World:
         on_host.index(me),
         [(infos[i]["pid"], infos[i]["fd"], infos[i]["nbytes"], i) for i in on_host],
     )
-    return World(tuple(i["host"] for i in infos), on_host)
+    same_tuning = len({info["tuning"] for info in infos}) == 1
+    if not same_tuning:
+        problem = "the processes of this job have different tuning files; none of them is used."
+        fix = "Give all the same JCOLL_TUNING_FILE, or none."
+        warnings.warn(errors.text("world", problem, fix), RuntimeWarning, stacklevel=2)
+    return World(tuple(i["host"] for i in infos), on_host, same_tuning)
 
 
 def _introduction(client: Any, process: int) -> dict[str, Any]:
@@ -141,6 +153,19 @@ def placement(
     if any(len({hosts[p] for p in group}) > 1 for group in groups):
         return Placement(host_of=tuple(hosts.index(hosts[p]) for p in process_of))
     return Placement(process_of=tuple(process_of.tolist()))
+
+
+def has_same_tuning(where: Placement) -> bool:
+    """Whether the user's own tuning file may decide: all processes must come to one algorithm.
+
+    The processes of a job tell each other when they join. A call within one process does not make
+    them join, as the others may run other programs; there the shipped table decides.
+    """
+    if jax.process_count() == 1:
+        return True
+    if where.process_of is None and where.host_of is None:
+        return False
+    return join().same_tuning
 
 
 def _groups(process_of: Any, axis_size: int, group_of: Sequence[int]) -> list[list[int]]:

@@ -1,0 +1,125 @@
+"""`python -m jcoll explain`: what `algorithm="auto"` would choose for a call, and why."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+
+from jcoll.bench import sizes
+from jcoll.bench.catalog import CATALOG, kind, parse_dtype
+from jcoll.cli_plan.arguments import UsageError
+from jcoll.comm.group import Groups
+from jcoll.comm.mesh import configured_algorithm
+from jcoll.explain import candidate_lines
+from jcoll.ops._reductions import REDUCE_OPS
+from jcoll.runtime.world import mesh_positions
+from jcoll.tuning.candidates import HOSTS, PLACEMENTS, PROCESS, PROCESSES, Request
+from jcoll.tuning.select import select
+
+_DESCRIPTION = """\
+Print which algorithm algorithm="auto" means for a call on CPU, the costs of all algorithms, and
+why those that cannot serve cannot. Nothing runs. For the collectives of a program of your own there
+is jcoll.explain(fn, *args).
+"""
+
+_EPILOG = """\
+examples:
+  python -m jcoll explain all_reduce --size 4M --mesh data=8
+  python -m jcoll explain all_reduce --size 4M --mesh host=2,local=4 --axis local --dtype bfloat16
+  python -m jcoll explain all_gather --size 64K --mesh data=8 --processes 4
+
+size: as in bench, the larger of a rank's input and output. The devices of the mesh are numbered
+along its last axis first, and dealt out to processes, and these to hosts, in equal runs.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+    add = parser.add_argument
+    add("op", metavar="OP", help=", ".join(CATALOG))
+    add("--size", required=True, metavar="SIZE", help="bytes, e.g. 16K or 4M")
+    add("--mesh", required=True, metavar="AXES", help="the mesh: name=size, by commas")
+    add("--axis", metavar="NAMES", help="the collective's axes, by commas (default: all)")
+    add("--dtype", default="float32", metavar="NAME", help="numpy's name (default float32)")
+    add("--op", dest="redop", default="sum", metavar="REDOP", help=" ".join(REDUCE_OPS))
+    add("--processes", type=int, default=1, metavar="N", help="that the mesh is over (default 1)")
+    add("--hosts", type=int, default=1, metavar="K", help="that these are on (default 1)")
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        request = make_request(args)
+    except ValueError as error:  # UsageError is one.
+        args.fail(str(error))
+    algorithm, reason = _chosen(request)
+    size = sizes.format_size(request.nbytes)
+    where = PLACEMENTS[request.placement]
+    print(f"{args.op} of {size} ({args.dtype}), {request.num_ranks} ranks, {where}, on CPU")
+    print(f"{algorithm}: {reason}\n")
+    print("\n".join(candidate_lines(select(request).candidates, algorithm)))
+    return 0
+
+
+def _chosen(request: Request) -> tuple[str, str]:
+    choice = select(request)
+    configured = configured_algorithm(request.op, Groups(request.num_ranks))
+    if configured == "auto" or choice.algorithm == "xla":
+        return choice.algorithm, choice.reason
+    return configured, "JCOLL_ALGORITHM"
+
+
+def make_request(args: argparse.Namespace) -> Request:
+    if args.op not in CATALOG:
+        raise UsageError(f"OP is {args.op!r}; needed is one of {', '.join(CATALOG)}")
+    if args.redop not in REDUCE_OPS:
+        raise UsageError(f"--op is {args.redop!r}; needed is one of {', '.join(REDUCE_OPS)}")
+    dtype = parse_dtype(args.dtype)
+    mesh = _mesh(args.mesh)
+    axes = _axes(args.axis, mesh)
+    num_ranks = math.prod(mesh[axis] for axis in axes)
+    reduces = CATALOG[args.op].reduces and args.redop in ("sum", "mean", "prod")
+    return Request(
+        op=args.op,
+        sizes=(num_ranks,),
+        nbytes=sizes.parse_size(args.size),
+        placement=_placement(mesh, axes, args.processes, args.hosts),
+        is_narrow=reduces and kind(dtype) == "float" and dtype.itemsize == 2,
+        is_mean=args.redop == "mean",
+    )
+
+
+def _mesh(text: str) -> dict[str, int]:
+    parts = [part.strip() for part in text.split(",")]
+    pairs = [re.fullmatch(r"(\w+)=([1-9]\d{0,5})", part) for part in parts]
+    mesh = {pair[1]: int(pair[2]) for pair in pairs if pair}
+    if len(mesh) != len(parts) or math.prod(mesh.values()) > 1 << 20:
+        raise UsageError(f"--mesh is {text!r}; axes with sizes are needed: write host=2,local=4")
+    return mesh
+
+
+def _axes(text: str | None, mesh: dict[str, int]) -> list[str]:
+    axes = [name.strip() for name in text.split(",")] if text else list(mesh)
+    if wrong := [name for name in axes if name not in mesh]:
+        raise UsageError(f"--axis has {wrong[0]!r}; needed are some of {', '.join(mesh)}")
+    return axes
+
+
+def _placement(mesh: dict[str, int], axes: list[str], processes: int, hosts: int) -> str:
+    total = math.prod(mesh.values())
+    if processes < 1 or total % processes:
+        raise UsageError(f"--processes is {processes}; a divisor of the mesh's {total} is needed")
+    if hosts < 1 or processes % hosts:
+        raise UsageError(f"--hosts is {hosts}; a divisor of the {processes} --processes is needed")
+    size = math.prod(mesh[axis] for axis in axes)
+    group_of = [position // size for position in mesh_positions(mesh, axes)]
+    if _groups_are_split(group_of, total // hosts):
+        return HOSTS
+    return PROCESSES if _groups_are_split(group_of, total // processes) else PROCESS
+
+
+def _groups_are_split(group_of: list[int], run: int) -> bool:
+    """Whether a group has devices in several runs of so many devices."""
+    places = {(group, device // run) for device, group in enumerate(group_of)}
+    return len(places) > len(set(group_of))

@@ -1,0 +1,101 @@
+"""What a choice of algorithm depends on, and who could serve. No jax."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jcoll.algorithms  # noqa: F401  (fills the catalogue)
+from jcoll.algorithms import registry
+from jcoll.plan.ops import OPS
+
+# Where the ranks of a group are.
+PROCESS = "process"
+PROCESSES = "processes"
+HOSTS = "hosts"
+NOWHERE = "nowhere"  # Where jcoll has no runtime.
+PLACEMENTS = {
+    PROCESS: "one process",
+    PROCESSES: "several processes of one host",
+    HOSTS: "several hosts",
+    NOWHERE: "no runtime of jcoll's",
+}
+
+# Algorithms that add the values of all ranks at once, so that the executor rounds once, whatever
+# the type. Others pass on partial sums.
+_ROUND_ONCE = ("direct", "one_shot", "two_shot")
+_HIERARCHICAL_OPS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A call, as far as the choice of its algorithm depends on it.
+
+    sizes: of its groups. nbytes: as the benchmark counts, the larger of a rank's input and output.
+    obstacle: why jcoll's runtime cannot serve it. is_narrow: reduces floats of 16 bits, of which
+    the ops promise that they are rounded once. is_mean: divides by the number of ranks.
+    use_own: whether the user's own table may decide, i.e. all processes of the job have the same.
+    """
+
+    op: str
+    sizes: tuple[int, ...]
+    nbytes: int
+    placement: str = PROCESS
+    obstacle: str | None = None
+    is_narrow: bool = False
+    is_mean: bool = False
+    use_own: bool = True
+    device_kind: str = "cpu"
+
+    @property
+    def num_ranks(self) -> int:
+        return max(self.sizes)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """us: microseconds, if known; source: "measured ..." or "estimated". obstacle: why not it."""
+
+    algorithm: str
+    obstacle: str | None = None
+    us: float | None = None
+    source: str = ""
+
+
+def size_of(op: str, block_nbytes: int, num_ranks: int) -> int:
+    """Request.nbytes from the size of a rank's input."""
+    spec = OPS.get(op)
+    gathers = spec is not None and spec.out_per_rank and not spec.in_per_rank
+    return block_nbytes * num_ranks if gathers else block_nbytes
+
+
+def candidates(request: Request) -> list[Candidate]:
+    """All of the op, "direct" first and "xla", which always can, last."""
+    names = ["direct", *registry.names(request.op)]
+    return [*(Candidate(name, _obstacle(request, name)) for name in names), Candidate("xla")]
+
+
+def serving(request: Request) -> list[str]:
+    return [c.algorithm for c in candidates(request) if c.obstacle is None]
+
+
+def _obstacle(request: Request, name: str) -> str | None:
+    if request.obstacle is not None:
+        return request.obstacle
+    if request.placement == HOSTS:
+        return _obstacle_between_hosts(request.op, name)
+    if name != "direct":
+        a = registry.get(request.op, name)
+        for size in request.sizes:
+            if reason := a.supports(size):
+                return f"{size} ranks: {reason}"
+    if request.is_narrow and name not in _ROUND_ONCE:
+        return "would round partial sums to 16 bits"
+    if request.is_narrow and request.is_mean and name != "direct":
+        return "would round the sum to 16 bits before it is divided"
+    return None
+
+
+def _obstacle_between_hosts(op: str, name: str) -> str | None:
+    if name == "hierarchical" and op in _HIERARCHICAL_OPS:
+        return None
+    return "its ranks are on several hosts"

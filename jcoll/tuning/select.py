@@ -1,0 +1,133 @@
+"""The choice among the candidates, and its reason. No jax.
+
+The rules, in order:
+  1. Where jcoll's runtime cannot serve, XLA's collectives do, for the reason that it gives.
+  2. Costs are those of the first table that has "direct" for the op and the placement: the user's
+     own, then the shipped one. Without any, all are estimated: measured and estimated numbers are
+     not compared with each other.
+  3. "direct", unless the cheapest costs at least MARGIN less. Of equals, the first registered.
+  4. "xla" is not chosen for its speed: it has no deadline, no error that names a rank, no metrics,
+     and other results where the types are narrow or a NaN is reduced. Its cost is shown.
+
+The answer depends on the Request and the tables alone. Processes of one job must agree on it:
+Request.use_own is for them (runtime/world.py).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jcoll.algorithms import registry
+from jcoll.tuning import cost_model, table
+from jcoll.tuning.candidates import HOSTS, Candidate, Request, candidates
+
+MARGIN = 0.1
+"""Measurements are not better than that; and who is not clearly faster shall not change bits."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    algorithm: str
+    reason: str
+    request: Request
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        return priced(self.request)
+
+
+@functools.lru_cache(maxsize=4096)
+def select(request: Request) -> Choice:
+    able = [c.algorithm for c in candidates(request) if c.obstacle is None]
+    ours = [name for name in able if name != "xla"]
+    if not ours:
+        return Choice("xla", _why_none(request), request)
+    if request.num_ranks == 1:
+        return Choice(ours[0], "one rank", request)
+    if len(ours) == 1:
+        return Choice(ours[0], _why_only(request), request)
+    measured, _ = _measured(request)
+    us = _among(ours, measured) or _estimated(request, ours)
+    source = "measured" if measured else "estimated"
+    name = winner(us)
+    return Choice(name, _why(name, us, source), request)
+
+
+registry.on_register.append(select.cache_clear)
+
+
+def winner(us: Mapping[str, float]) -> str:
+    """Rule 3, among jcoll's own."""
+    name = min(us, key=lambda name: us[name])
+    if "direct" in us and us[name] > (1 - MARGIN) * us["direct"]:
+        return "direct"
+    return name
+
+
+def priced(request: Request) -> tuple[Candidate, ...]:
+    """All candidates with what is known of their costs: the cheapest first, the unable last."""
+    measured, source = _measured(request)
+    found = [_priced(request, c, measured, source) for c in candidates(request)]
+    infinity = float("inf")
+    return tuple(sorted(found, key=lambda c: (c.obstacle is not None, c.us or infinity)))
+
+
+def _priced(
+    request: Request, c: Candidate, measured: Mapping[str, float], source: str
+) -> Candidate:
+    if c.obstacle is not None:
+        return c
+    if c.algorithm in measured:
+        return Candidate(c.algorithm, us=measured[c.algorithm], source=source)
+    us = cost_model.estimate(
+        request.op, c.algorithm, request.num_ranks, request.nbytes, request.placement
+    )
+    return Candidate(c.algorithm, us=us, source="estimated" if us is not None else "")
+
+
+def _measured(request: Request) -> tuple[Mapping[str, float], str]:
+    """Microseconds by algorithm, and where they come from; nothing without "direct"."""
+    nbytes = max(1, request.nbytes)
+    for t in table.tables(request.device_kind, request.use_own):
+        found = t.find(request.placement, request.op, request.num_ranks, nbytes)
+        if found is not None and "direct" in found.us:
+            whose = "shipped" if t is table.shipped(request.device_kind) else "own table"
+            return found.us, f"measured, {found.num_ranks} ranks, {whose}"
+    return {}, ""
+
+
+def _among(names: list[str], us: Mapping[str, float]) -> dict[str, float]:
+    return {name: us[name] for name in names if name in us}
+
+
+def _estimated(request: Request, names: list[str]) -> dict[str, float]:
+    r = request
+    costs = {n: cost_model.estimate(r.op, n, r.num_ranks, r.nbytes, r.placement) for n in names}
+    known = {name: us for name, us in costs.items() if us is not None}
+    return known or {names[0]: 0.0}
+
+
+def _why(name: str, us: Mapping[str, float], source: str) -> str:
+    if name != "direct":
+        if "direct" not in us:
+            return f"fastest, {source}"
+        return f"{us['direct'] / us[name]:.2g} times as fast as direct, {source}"
+    if us["direct"] == min(us.values()):
+        return f"fastest, {source}"
+    return f"within {MARGIN:.0%} of the fastest, {source}"
+
+
+def _why_only(request: Request) -> str:
+    if request.placement == HOSTS:
+        return "its ranks are on several hosts"
+    if len(registry.names(request.op)) == 0:
+        return "jcoll's only algorithm for this op"
+    return "the only one that rounds once" if request.is_narrow else "the only one that serves"
+
+
+def _why_none(request: Request) -> str:
+    if request.obstacle is not None:
+        return request.obstacle
+    return "its ranks are on several hosts, and this op has no hierarchical algorithm"

@@ -1,0 +1,90 @@
+"""`python -m jcoll explain`, in this process: what it prints and refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from jcoll import cli
+from jcoll.comm import mesh
+
+
+@pytest.fixture
+def run(capsys):
+    def run(*argv):
+        assert cli.main(["explain", *argv]) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_one_process(run):
+    out = run("all_reduce", "--size", "4M", "--mesh", "host=2,local=4", "--axis", "local")
+    head, chosen, blank, names, *rows = out.splitlines()
+    assert head == "all_reduce of 4M (float32), 4 ranks, one process, on CPU"
+    assert (blank, names.split()) == ("", ["algorithm", "us"])
+    (star,) = [line for line in rows if line.startswith("*")]
+    assert star.split()[1] == chosen.partition(":")[0]
+    assert {line.lstrip("* ").split()[0] for line in rows} >= {"direct", "ring", "xla"}
+    assert "measured, 4 ranks, shipped" in star
+
+
+@pytest.mark.parametrize(
+    ("axis", "processes", "where"),
+    [
+        ("local", "2", "4 ranks, one process"),
+        ("local", "4", "4 ranks, several processes of one host"),
+        ("host", "2", "2 ranks, several processes of one host"),
+        ("host,local", "2", "8 ranks, several processes of one host"),
+    ],
+)
+def test_where_the_ranks_are(run, axis, processes, where):
+    flags = ["--mesh", "host=2,local=4", "--axis", axis, "--processes", processes]
+    assert where in run("all_gather", "--size", "64K", *flags)
+
+
+def test_several_hosts(run):
+    flags = ["--size", "1M", "--mesh", "host=2,local=4", "--processes", "4", "--hosts", "2"]
+    out = run("all_reduce", *flags)
+    assert "8 ranks, several hosts" in out
+    assert "\nhierarchical: its ranks are on several hosts\n" in out
+    assert "one host" in run("all_reduce", *flags, "--axis", "local")
+    assert "\nxla: its ranks are on several hosts, and this op" in run("broadcast", *flags)
+
+
+def test_narrow(run):
+    flags = ["--size", "1M", "--mesh", "d=8", "--dtype", "bfloat16"]
+    assert "no: would round partial sums to 16 bits" in run("all_reduce", *flags)
+    assert "no:" not in run("all_reduce", *flags, "--op", "max")
+    assert "\ndirect: the only one that rounds once\n" in run("all_reduce", *flags, "--op", "mean")
+    assert "no:" not in run("all_gather", *flags)
+
+
+def test_configured(run, monkeypatch):
+    monkeypatch.setattr(mesh, "config", dataclasses.replace(mesh.config, algorithm="ring"))
+    out = run("all_reduce", "--size", "1M", "--mesh", "d=4")
+    assert "\nring: JCOLL_ALGORITHM\n" in out
+    assert "\n*  ring " in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["all_reduc", "--size", "1M", "--mesh", "d=4"], "OP is 'all_reduc'; needed is one of"),
+        (["all_reduce", "--size", "1X", "--mesh", "d=4"], "'1X' is not a size"),
+        (["all_reduce", "--size", "1M", "--mesh", "4"], "--mesh is '4'; axes with sizes"),
+        (["all_reduce", "--size", "1M", "--mesh", "d=4,d=2"], "--mesh is 'd=4,d=2'"),
+        (["all_reduce", "--size", "1M", "--mesh", "d=4", "--axis", "e"], "--axis has 'e'"),
+        (["all_reduce", "--size", "1M", "--mesh", "d=4", "--dtype", "half"], "'half' is not a dty"),
+        (["all_reduce", "--size", "1M", "--mesh", "d=4", "--op", "plus"], "--op is 'plus'"),
+        (["all_reduce", "--size", "1M", "--mesh", "d=4", "--processes", "3"], "a divisor of the"),
+        (["all_reduce", "--size", "1M", "--mesh", "d=4", "--hosts", "2"], "--hosts is 2; a div"),
+        (["all_reduce", "--mesh", "d=4"], "--size"),
+    ],
+)
+def test_refused(capsys, argv, message):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["explain", *argv])
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,176 @@
+"""`python -m jcoll tune`: small real runs, what it keeps and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from jcoll import cli
+from jcoll.cli_tune import command, runs
+from jcoll.cli_tune.summary import summary
+from jcoll.tuning import table
+from jcoll.tuning.table import Row
+
+QUICK = ["--ops", "all_reduce", "-b", "1K", "-e", "4K", "--seconds", "0.01"]
+
+
+def row_of(run: runs.Run, op: str, nbytes: int, us: dict[str, float]) -> dict:
+    fields = {"placement": run.placement, "op": op, "num_ranks": run.num_ranks, "nbytes": nbytes}
+    return fields | {"us": us, "errors": {}}
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """measured(stop_after=n): rows of fixed costs, and Ctrl-C or a failure after n."""
+
+    def measured(stop_after=None, stop=KeyboardInterrupt):
+        def rows_of(run, timeout_s):
+            for i, (op, nbytes) in enumerate(run.points()):
+                if i == stop_after:
+                    raise stop
+                yield row_of(run, op, nbytes, {"direct": 10.0, "ring": 20.0 - i * 8})
+
+        monkeypatch.setattr(runs, "rows_of", rows_of)
+
+    return measured
+
+
+def tune(*argv, status=0):
+    assert cli.main(["tune", *map(str, argv)]) == status
+
+
+def test_writes_and_merges(tmp_path, measured, capsys):
+    path = tmp_path / "t.json"
+    measured()
+    tune("--ops", "all_reduce,gather", "--devices", "2,4", "-e", "4K", "-o", path)
+    out, err = capsys.readouterr()
+    assert "8 rows in" in out
+    assert "  all_reduce: 1K direct, 4K direct" not in out, "neighbours of one winner together"
+    assert "  gather: 1K direct, 4K ring 2.5\n" not in out
+    assert "[1/8] 2 devices of one process, all_reduce" in err
+    first = table.parse(path.read_text())
+    assert {r.num_ranks for r in first.rows} == {2, 4}
+    assert first.machine == command.machine()
+    tune("--ops", "gather", "--processes", "2", "-e", "1K", "-o", path)
+    second = table.parse(path.read_text())
+    assert len(second.rows) == len(first.rows) + 1
+    assert {r.placement for r in second.rows} == {"process", "processes"}
+
+
+def test_another_machine_is_not_mixed_in(tmp_path, measured):
+    path = tmp_path / "t.json"
+    path.write_text(table.to_text("cpu", "else", [Row("process", "reduce", 2, 1, {"direct": 1.0})]))
+    measured()
+    tune(*QUICK, "--devices", "2", "-o", path)
+    assert {r.op for r in table.parse(path.read_text()).rows} == {"all_reduce"}
+
+
+@pytest.mark.parametrize(
+    ("stop", "status", "message"),
+    [
+        (KeyboardInterrupt, 130, "interrupted; what was measured is kept"),
+        (runs.RunFailed("it died"), 1, "2 devices of one process: it died"),
+    ],
+)
+def test_stopped(tmp_path, measured, capsys, stop, status, message):
+    path = tmp_path / "t.json"
+    measured(1, stop)
+    tune(*QUICK, "--devices", "2", "-o", path, status=status)
+    assert message in capsys.readouterr().err
+    assert [r.nbytes for r in table.parse(path.read_text()).rows] == [1024]
+
+
+def test_stopped_before_anything(tmp_path, measured, capsys):
+    path = tmp_path / "t.json"
+    measured(0)
+    tune(*QUICK, "--devices", "2", "-o", path, status=130)
+    assert "nothing was measured" in capsys.readouterr().err
+    assert not path.exists()
+
+
+def test_a_damaged_file_is_replaced(tmp_path, measured):
+    path = tmp_path / "t.json"
+    path.write_text("{")
+    measured()
+    with pytest.warns(RuntimeWarning, match="is replaced: not JSON"):
+        tune(*QUICK, "--devices", "2", "-o", path)
+    assert len(table.parse(path.read_text()).rows) == 2
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--ops", "sum"], "--ops has 'sum'; needed are some of all_reduce"),
+        (["--devices", "1"], "--devices has '1'; numbers from 2"),
+        (["--processes", "two"], "--processes has 'two'"),
+        (["-b", "2K", "-e", "1K"], "needed is 0 < begin <= end"),
+        (["-b", "x"], "'x' is not a size"),
+        (["-f", "1"], "a factor of at least 2"),
+        (["--seconds", "0"], "more than 0 seconds"),
+        (["-o", "/no/such/folder/t.json"], "cannot be written"),
+    ],
+)
+def test_refused(capsys, argv, message):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["tune", *argv])
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_summary():
+    rows = [
+        Row("process", "all_reduce", 4, 1024, {"direct": 10.0, "ring": 9.5, "xla": 5.0}),
+        Row("process", "all_reduce", 4, 4096, {"direct": 20.0, "ring": 10.0}),
+        Row("process", "all_reduce", 4, 8192, {"direct": 30.0, "ring": 10.0}),
+    ]
+    head, line, _ = summary(rows).splitlines()
+    assert head == "4 ranks, one process"
+    assert line == "  all_reduce: 1K direct (xla), 4K-8K ring 2..3"
+
+
+# Real runs
+
+
+def environment():
+    return os.environ | {"XLA_FLAGS": ""}
+
+
+@pytest.mark.parametrize("flags", [["--devices", "2"], ["--processes", "2"]])
+def test_measures(tmp_path, flags):
+    path = tmp_path / "t.json"
+    argv = [sys.executable, "-m", "jcoll", "tune", *QUICK, *flags, "-o", str(path)]
+    done = subprocess.run(argv, env=environment(), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(path.read_text())["rows"]
+    assert [r["nbytes"] for r in rows] == [1024, 4096]
+    for r in rows:
+        assert r["placement"] == ("process" if flags[0] == "--devices" else "processes")
+        assert set(r["us"]) >= {"direct", "ring", "two_shot", "xla"}
+
+
+def test_ctrl_c(tmp_path):
+    path = tmp_path / "t.json"
+    argv = [sys.executable, "-m", "jcoll", "tune", "--devices", "2", "-o", str(path)]
+    process = subprocess.Popen(
+        argv,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert "[1/" in process.stderr.readline()
+    begun = time.monotonic()
+    os.killpg(process.pid, signal.SIGINT)  # As a terminal does it.
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, out + err
+    assert time.monotonic() - begun < 10
+    assert len(table.parse(path.read_text()).rows) >= 1
+    assert "what was measured is kept" in err
+    assert "Traceback" not in err
