@@ -242,10 +242,11 @@ void Collective::WorkInParallel(int last_rank) {
 // all_gather of 1 MiB on 2 ranks.
 void Collective::PrepareOutputs() {
   fresh_outputs_ = false;
-  for (const RankBuffers& b : buffers_) {
-    if (!LooksFresh(b.outputs[0], d_->output_nbytes())) continue;
+  for (int i = 0; i < num_here(); ++i) {
+    void* output = buffers_[RankHere(i)].outputs[0];
+    if (!LooksFresh(output, d_->output_nbytes())) continue;
     fresh_outputs_ = true;
-    AdviseHugePages(b.outputs[0], d_->output_nbytes());
+    AdviseHugePages(output, d_->output_nbytes());
   }
 }
 
@@ -341,6 +342,7 @@ void Collective::StartRemote(int last_rank) {
   } else {
     remote_ = std::make_unique<RowRun>(d_.get(), RemoteSetup());
   }
+  if (d_->output_nbytes() > kInlineTraffic) PrepareOutputs();
   // Peers that are as far as we are answer within microseconds: sooner than another thread wakes
   // up.
   ScopedFlushDenormals flush;

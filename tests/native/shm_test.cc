@@ -194,6 +194,49 @@ TEST(AnyOrder) {
          }) == Zeros(2));
 }
 
+// all_to_all_v: rank s sends s + d rows of 12 bytes to rank d.
+TEST(RowsOfRunTimeCounts) {
+  EXPECT(InProcesses(2, [](int process) {
+           constexpr int kRanks = 4, kRows = 40, kWidth = 3;
+           Description d = Remote(2, 2, 1, "shm_test.cc:10");
+           d.op = "all_to_all_v";
+           d.motion = jcoll::Motion::kVariable;
+           d.row_nbytes = kWidth * 4;
+           d.in_rows = d.out_rows = kRows;
+           Site site(d);
+           for (int run = 0; run < 20; ++run) {
+             ranks::OnThreads(2, [&](int i) {
+               const int me = process * 2 + i;
+               std::vector<int> x(kRows * kWidth), counts(kRanks), y(kRows * kWidth, -1);
+               std::vector<int> received(kRanks, -1), dropped(kRanks, -1);
+               std::iota(x.begin(), x.end(), 1000 * me);
+               for (int dst = 0; dst < kRanks; ++dst) counts[dst] = me + dst;
+               jcoll::RankBuffers b;
+               b.inputs[0] = x.data();
+               b.inputs[1] = counts.data();
+               b.outputs[0] = y.data();
+               b.outputs[1] = received.data();
+               b.outputs[2] = dropped.data();
+               ranks::Outcome outcome(1);
+               site.Arrive(run, me, b, outcome.Of(0));
+               EXPECT_EQ(outcome.Error(0), "");
+               int row = 0;
+               for (int src = 0; src < kRanks; ++src) {
+                 EXPECT_EQ(received[src], src + me);
+                 EXPECT_EQ(dropped[src], 0);
+                 // Rows for lower ranks come first: src + 0, src + 1, ..., src + me - 1 of them.
+                 const int first = src * me + me * (me - 1) / 2;
+                 for (int k = 0; k < (src + me) * kWidth; ++k) {
+                   EXPECT_EQ(y[row * kWidth + k], 1000 * src + first * kWidth + k);
+                 }
+                 row += src + me;
+               }
+               for (int k = row * kWidth; k < kRows * kWidth; ++k) EXPECT_EQ(y[k], 0);
+             });
+           }
+         }) == Zeros(2));
+}
+
 TEST(RanksThatDisagree) {
   EXPECT(InProcesses(3, [](int process) {
            Description d = Remote(3, 1, 8, process == 1 ? "b.py:2" : "a.py:1");
