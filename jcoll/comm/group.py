@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from jcoll import errors
 
@@ -87,7 +88,13 @@ def make_groups(
 
 def _as_tuples(where: str, groups: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
     try:
-        return tuple(tuple(operator.index(i) for i in group) for group in groups)
+        return tuple(tuple(_as_index(i) for i in group) for group in groups)
     except TypeError as e:
         problem = f"axis_index_groups={groups!r} is not a sequence of sequences of integers ({e})."
         raise TypeError(errors.text(where, problem, "Pass static Python integers.")) from None
+
+
+def _as_index(i: Any) -> int:
+    if isinstance(i, bool):
+        raise TypeError(f"{i} is a bool")
+    return operator.index(i)

@@ -106,7 +106,10 @@ def configured_algorithm(op: str, groups: Groups) -> str:
 
 
 def _is_duration(x: Any) -> bool:
-    return isinstance(x, numbers.Real) and not isinstance(x, bool) and 0 < float(x) < math.inf
+    try:
+        return isinstance(x, numbers.Real) and not isinstance(x, bool) and 0 < float(x) < math.inf
+    except OverflowError:  # An integer that no float holds.
+        return False
 
 
 def _axis_text(axes: tuple[Hashable, ...]) -> str:

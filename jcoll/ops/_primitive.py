@@ -132,12 +132,17 @@ def _call_of(spec: CollectiveSpec, call: Call) -> Call:
 
 
 def as_array(call: Call, x: Any, name: str = "") -> Any:
-    """x, the argument `name`, as a jax array; TypeError of the four-part form if it is none."""
+    """x, the argument `name`, as a jax array; an error of the four-part form if it is none."""
+    given = f"{name}: got" if name else "got"
     try:
         return jnp.asarray(x)
+    except OverflowError:
+        problem = f"{given} an integer that does not fit {jax.dtypes.canonicalize_dtype(int)}."
+        fix = "Pass a smaller one, a float, or an array of a type that holds it."
+        raise ValueError(errors.text(call.where, problem, fix)) from None
     except (TypeError, ValueError):
-        given = f"{name}: got" if name else "got"
-        problem = f"{given} {type(x).__name__}, an array or a number is needed."
+        kind = f"{type(x).__name__} of {x.dtype}" if hasattr(x, "dtype") else type(x).__name__
+        problem = f"{given} {kind}, an array or a number is needed."
         raise TypeError(errors.text(call.where, problem, "Pass arrays one by one.")) from None
 
 

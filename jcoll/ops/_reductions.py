@@ -17,7 +17,7 @@ REDUCE_OPS = ("sum", "mean", "max", "min", "prod", "and", "or")
 def check_op(where: str, op: Any) -> str:
     """`op` if it is a reduce op; ValueError that lists them otherwise."""
     refuse_traced(where, op=op)
-    if op in REDUCE_OPS:
+    if isinstance(op, str) and op in REDUCE_OPS:
         return op
     problem = f"op={op!r} is not a reduce op."
     raise ValueError(errors.text(where, problem, f"Choose one of {', '.join(REDUCE_OPS)}."))

@@ -16,7 +16,7 @@ from jcoll.ops import _primitive
 
 def check_index(call: Call, name: str, x: Any, length_of: int) -> Any:
     """An integer vector whose length is a multiple of `length_of`, as int32 or int64."""
-    x = _primitive.as_array(call, x, name)
+    given, x = x, _primitive.as_array(call, x, name)
     if not jnp.issubdtype(x.dtype, jnp.integer):
         problem = f"{name} has dtype {x.dtype}; integers are needed."
         raise TypeError(errors.text(call.where, problem, f"Pass {name}.astype(jnp.int32)."))
@@ -26,7 +26,27 @@ def check_index(call: Call, name: str, x: Any, length_of: int) -> Any:
         raise ValueError(errors.text(call.where, problem + ".", fix))
     wide = x.dtype in (jnp.int64, jnp.uint32, jnp.uint64)
     # Without 64-bit types this is int32: counts beyond it turn negative, which the runtime refuses.
-    return x.astype(jax.dtypes.canonicalize_dtype(np.int64) if wide else np.int32)
+    dtype = jax.dtypes.canonicalize_dtype(np.int64) if wide else np.dtype(np.int32)
+    if not any(isinstance(i, jax.Array) for i in jax.tree.leaves(given)):
+        _check_fits(call, name, np.asarray(given), dtype)  # jax has cut them without a word.
+    return x.astype(dtype)
+
+
+def _check_fits(call: Call, name: str, given: Any, dtype: Any) -> None:
+    limits = np.iinfo(dtype)
+    wrong = [int(i) for i in given if not limits.min <= i <= limits.max]
+    if wrong:
+        problem = f"{name} has {wrong[0]}, which does not fit {dtype}."
+        raise ValueError(errors.text(call.where, problem, "Pass numbers of rows."))
+
+
+def running_total(xp: Any, counts: Any, axis: int) -> Any:
+    """Cumulative sums that stop at the largest integer instead of wrapping; no count is below 0."""
+    top = np.iinfo(counts.dtype).max
+    counts = xp.maximum(counts, 0)
+    if xp is np:
+        return np.minimum(np.cumsum(counts, axis, dtype=object), top).astype(counts.dtype)
+    return jax.lax.associative_scan(lambda a, b: a + jnp.minimum(b, top - a), counts, axis=axis)
 
 
 def common_index_dtype(*arrays: Any) -> tuple[Any, ...]:
@@ -56,8 +76,12 @@ def expand(mask: Any, ndim: int) -> Any:
 def covered(offsets: Any, sizes: Any, num_rows: int) -> Any:
     """Which of num_rows rows lie in any of the ranges [offset, offset + size)."""
     rows = jnp.arange(num_rows, dtype=offsets.dtype)[:, None]
-    begin, end = offsets[None], (offsets + sizes)[None]
-    return ((rows >= begin) & (rows < end)).any(axis=1)
+    return within(rows, offsets[None], sizes[None]).any(axis=1)
+
+
+def within(rows: Any, begin: Any, size: Any) -> Any:
+    """Whether rows lie in [begin, begin + size), a sum that may be more than an integer holds."""
+    return (rows >= begin) & (rows - begin < size)
 
 
 def through_gather(spec: Any, *arrays: Any, call: Call, **static: Any) -> list[Any]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jcoll import _compat, errors
 from jcoll.comm.mesh import AxisName, Call, make_call, refuse_traced, static_int
@@ -65,6 +66,7 @@ def all_to_all_v(
     if counts.shape[0] != call.num_ranks:
         problem = f"send_counts has {counts.shape[0]} entries for {call.num_ranks} ranks."
         raise ValueError(errors.text(call.where, problem, "Pass one count per rank."))
+    _check_output_size(call, output_size, counts.dtype)
     y, received, dropped = _primitive.bind(
         SPEC, x, counts, call=call, output_size=output_size, drop=overflow == "drop"
     )
@@ -79,18 +81,25 @@ def _check(call: Call, x: Any, output_size: int, overflow: str) -> None:
         problem = f"output_size={output_size} is negative."
         raise ValueError(errors.text(call.where, problem, "Pass the most rows a rank may get."))
     refuse_traced(call.where, overflow=overflow)
-    if overflow not in ("error", "drop"):
+    if not isinstance(overflow, str) or overflow not in ("error", "drop"):
         problem = f"overflow={overflow!r} is unknown."
         raise ValueError(errors.text(call.where, problem, 'Choose "error" or "drop".'))
+
+
+def _check_output_size(call: Call, output_size: int, dtype: Any) -> None:
+    most = np.iinfo(dtype).max
+    if output_size > most:
+        problem = f"output_size={output_size} is more rows than {dtype} counts; at most {most}."
+        fix = "Send less per call, or pass send_counts of int64 (with jax_enable_x64)."
+        raise ValueError(errors.text(call.where, problem, fix))
 
 
 def _layout(xp: Any, counts: Any, output_size: int) -> tuple[Any, Any, Any, Any]:
     """For counts[src, dst] of all ranks: x_row, y_row (where the rows of a pair begin in x and in
     y), kept and dropped (how many fit), each [src, dst]."""
-    dtype = counts.dtype
-    x_row = xp.cumsum(counts, axis=1, dtype=dtype) - counts
-    y_end = xp.cumsum(counts, axis=0, dtype=dtype)
-    y_end, y_row = xp.minimum(y_end, output_size), xp.minimum(y_end - counts, output_size)
+    x_row = _rows.running_total(xp, counts, 1) - counts
+    y_end = xp.minimum(_rows.running_total(xp, counts, 0), output_size)
+    y_row = xp.concatenate([xp.zeros_like(y_end[:1]), y_end[:-1]])
     kept = y_end - y_row
     return x_row, y_row, kept, counts - kept
 
@@ -164,7 +173,7 @@ def _xla(x: Any, counts: Any, *, call: Call, platform: str, output_size: int, dr
         kept, dropped = (a[:, rank].astype(counts.dtype) for a in (kept, dropped))
     bad = jax.lax.psum((_bad_counts(counts, x.shape[0])).astype(jnp.int32), call.axes) > 0
     if not drop:
-        bad |= dropped.sum() > 0
+        bad |= (dropped > 0).any()
         kept = kept + dropped  # What was sent: y, if it has no rows, cannot show that it is bad.
     return [jnp.where(bad, jnp.full_like(y, _poison(y.dtype)), y), kept, dropped]
 
@@ -176,7 +185,8 @@ def _exchanged_layout(counts: Any, call: Call, output_size: int) -> tuple[Any, .
 
 
 def _bad_counts(counts: Any, num_rows: int) -> Any:
-    return (counts < 0).any() | (counts.sum(dtype=counts.dtype) > num_rows)
+    most = min(num_rows, np.iinfo(counts.dtype).max)
+    return (counts < 0).any() | (_rows.running_total(jnp, counts, 0)[-1] > most)
 
 
 def _poison(dtype: Any) -> Any:

@@ -32,8 +32,9 @@ def ppermute(
       x: array, or pytree of arrays, of any shape and dtype; the same shape on all ranks.
       axis_name: mesh axis, or tuple of axes; ranks count in the order of the tuple, as
         `jax.lax.axis_index` counts (lax.ppermute: in the order of the mesh).
-      perm: pairs of ranks; a rank is at most once a source and at most once a destination. A rank
-        that is no destination gets zeros.
+      perm: pairs of ranks, negative ones counted from the end; a rank is at most once a source and
+        at most once a destination. A rank that is no destination gets zeros (of float8_e8m0fnu,
+        which has none, the bits 0, 2**-127; lax.ppermute: NaN).
       algorithm, timeout_s: as in `all_reduce`.
 
     Raises: as `all_reduce`; ValueError for ranks out of range or named twice.
@@ -62,7 +63,7 @@ def _check_perm(call: Call, perm: Any) -> tuple[tuple[int, int], ...]:
         wrong = [r for r in ranks if not -n <= r < n]
         if wrong:
             problem = f"perm has {role} {wrong}, not among the {n} ranks."
-            raise ValueError(errors.text(call.where, problem, f"Use 0 to {n - 1}."))
+            raise ValueError(errors.text(call.where, problem, f"Use 0 to {n - 1}, or -{n} to -1."))
         ranks = [r % n for r in ranks]
         twice = sorted({r for r in ranks if ranks.count(r) > 1})
         if twice:

@@ -104,7 +104,7 @@ def _stacked(
         for src in range(num_ranks):
             for entry in range(dst * num_updates, (dst + 1) * num_updates):
                 start, size = outputs[src, entry], sends[src, entry]
-                hit = (row >= start) & (row < start + size)
+                hit = _rows.within(row, start, size)
                 picked = xp.clip(row - start + inputs[src, entry], 0, max(operand.shape[1] - 1, 0))
                 if operand.shape[1]:
                     y = xp.where(_rows.expand(hit, y.ndim), operand[src][picked], y)
