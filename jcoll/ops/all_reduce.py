@@ -10,6 +10,7 @@ them, averaged over ties; prod is the product rule.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -79,7 +80,9 @@ def all_reduce(
 def _reduce_leaf(leaf: Any, op: str, call: Call) -> Any:
     x, canonical_op, is_mean = canonical(call, op, _primitive.as_array(call, leaf))
     if not isinstance(leaf, _compat.Tracer) and call.groups.uniform:
-        return _mean_of_constant(leaf, x) if op == "mean" else _reduce_constant(leaf, op, call)
+        with np.errstate(all="ignore"):  # numpy warns of what jax does in silence.
+            constant = _mean_of_constant if op == "mean" else _reduce_constant
+            return constant(leaf, x, op, call)
     (y,) = _primitive.bind(SPEC, x, call=call, op=canonical_op)
     return divide(y, group_size(call)) if is_mean else y
 
@@ -88,25 +91,31 @@ def _reduce_leaf(leaf: Any, op: str, call: Call) -> Any:
 # Python int, pmean(1, axis) a Python float, as with lax.
 
 
-def _mean_of_constant(leaf: Any, x: Any) -> Any:
+def _mean_of_constant(leaf: Any, x: Any, op: str, call: Call) -> Any:
     if not hasattr(leaf, "dtype") and not isinstance(leaf, bool):
-        return leaf / 1
-    return leaf if jnp.issubdtype(x.dtype, jnp.inexact) else x / 1
+        return leaf * call.num_ranks / call.num_ranks
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        return divide(_times(x, call.num_ranks), call.num_ranks)
+    return (_times(leaf, call.num_ranks) / call.num_ranks).astype(leaf.dtype)
 
 
-def _reduce_constant(leaf: Any, op: str, call: Call) -> Any:
+def _reduce_constant(leaf: Any, x: Any, op: str, call: Call) -> Any:
     if op not in ("sum", "prod") or not call.axes:
         return leaf
     if isinstance(leaf, bool) or getattr(leaf, "dtype", None) == jnp.bool_:
         leaf = jnp.asarray(leaf).astype(jnp.int32)
     if not hasattr(leaf, "dtype"):
         return leaf * call.num_ranks if op == "sum" else leaf**call.num_ranks
-    xp = jnp if isinstance(leaf, jax.Array) else np
-    leaf = xp.asarray(leaf)  # Arrays of integers wrap silently; numpy's scalars warn.
     if op == "prod":
+        xp = jnp if isinstance(leaf, jax.Array) else np
         return reduce_stacked(xp, xp.broadcast_to(leaf, (call.num_ranks, *leaf.shape)), op)
-    wide = leaf.astype(accumulation_dtype(leaf.dtype))
-    return (wide * np.asarray(call.num_ranks).astype(wide.dtype)).astype(leaf.dtype)
+    return _times(leaf, call.num_ranks).astype(leaf.dtype)
+
+
+def _times(x: Any, num_ranks: int) -> Any:
+    """The sum of num_ranks times x, in the type in which it is added up."""
+    wide = x.astype(accumulation_dtype(x.dtype))
+    return wide * np.asarray(num_ranks).astype(wide.dtype)
 
 
 def group_size(call: Call) -> Any:
@@ -132,10 +141,22 @@ def _motion(avals: Any, call: Call, *, op: str) -> Motion:
 
 
 def _xla(x: Any, *, call: Call, platform: str, op: str) -> Any:
-    if op in ("prod", "and", "or") and not call.groups.uniform:
-        problem = f"op={op!r} over groups of unequal size is not to be had from XLA."
-        raise NotImplementedError(errors.text(call.where, problem, "Use groups of equal size."))
-    return [reduce_by_lax(x, op, call.lax_args, group_size(call))]
+    if call.groups.uniform:
+        return [reduce_by_lax(x, op, call.lax_args, call.num_ranks)]
+    by_gather = partial(_through_gather, op=op, call=call)
+    if op in ("prod", "and", "or"):
+        return [by_gather(x)]
+    by_lax = partial(reduce_by_lax, op=op, named=call.lax_args, num_ranks=group_size(call))
+    return [jax.lax.platform_dependent(x, tpu=by_gather, default=by_lax)]
+
+
+def _through_gather(x: Any, *, op: str, call: Call) -> Any:
+    """Over groups of unequal size, which lax's collectives but psum, pmax, pmin (and on TPU these
+    too) do not know: all ranks' arrays, reduced group by group."""
+    xs = jax.lax.all_gather(x, call.axes)
+    groups = [reduce_stacked(jnp, xs[np.asarray(g)], op) for g in call.groups.as_lists()]
+    group_of, _ = call.groups.tables()
+    return jnp.stack(groups)[jnp.asarray(group_of)[jax.lax.axis_index(call.axes)]]
 
 
 def _mixed(name: Any, xs: Any, *, call: Call, op: str) -> Any:

@@ -45,3 +45,26 @@ def vary(x: Any, axes: tuple[str, ...]) -> Any:
 def put(mesh: Mesh, x: Any) -> Any:
     """x, placed with its leading dimensions over the mesh's axes."""
     return jax.device_put(x, NamedSharding(mesh, P(*mesh.axis_names)))
+
+
+def kinds(tree: Any) -> Any:
+    """Shapes, dtypes, types and values; as an array, what is one inside shard_map."""
+
+    def kind(y: Any) -> Any:
+        traced = isinstance(y, jax.Array)
+        varying = jax.typeof(y).mat.varying if traced else None
+        return str(y.dtype) if traced else (type(y).__name__, y), np.shape(y), varying
+
+    return jax.tree.map(kind, tree, is_leaf=lambda y: not isinstance(y, list))
+
+
+def seen_inside(f: Callable, x: Any) -> Any:
+    """kinds of what f gives inside shard_map, over a mesh of 4."""
+    seen = []
+
+    def g(v: Any) -> Any:
+        seen.append(kinds(f(v)))
+        return v
+
+    jax.eval_shape(spmd(g, mesh_of(4)), x)
+    return seen[0]

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import Mesh
-from ops.meshes import put, spmd
+from ops.meshes import put, seen_inside, spmd
 
 import jcoll
 
@@ -313,29 +313,6 @@ def test_pytrees_and_constants() -> None:
     assert_same(spmd(run(jcoll), mesh)(x), spmd(run(lax), mesh)(x))
 
 
-def kinds(tree: Any) -> Any:
-    """Shapes, dtypes, types and values; as an array, what is one inside shard_map."""
-
-    def kind(y: Any) -> Any:
-        traced = isinstance(y, jax.Array)
-        varying = jax.typeof(y).mat.varying if traced else None
-        return str(y.dtype) if traced else (type(y).__name__, y), np.shape(y), varying
-
-    return jax.tree.map(kind, tree, is_leaf=lambda y: not isinstance(y, list))
-
-
-def seen_inside(f: Callable, x: Any) -> Any:
-    """kinds of what f gives inside shard_map, over a mesh of 4."""
-    seen = []
-
-    def g(v: Any) -> Any:
-        seen.append(kinds(f(v)))
-        return v
-
-    jax.eval_shape(spmd(g, mesh4()), x)
-    return seen[0]
-
-
 EMPTY: dict[str, Callable] = {
     "all_to_all": lambda lib, v: lib.all_to_all(v, (), 0, 1),
     "all_to_all_tiled": lambda lib, v: lib.all_to_all(v, (), 1, 0, tiled=True),
@@ -389,36 +366,13 @@ def test_ops_that_lax_lacks_over_no_axes() -> None:
             spmd(bad, mesh)(x)
 
 
-NUMBERS = [3, -2, 2.5, True, 1 + 2j]
-ARRAYS = [np.arange(3, dtype=np.int8), np.int8(100), np.float32(0.1)]
-
-
-@pytest.mark.parametrize(("name", "constants"), [("psum", NUMBERS + ARRAYS), ("pmean", NUMBERS)])
-def test_reductions_of_constants(name: str, constants: list) -> None:
-    """What is not traced stays untraced, of the type that lax gives."""
-    for c in constants:
-        got, want = (
-            seen_inside(lambda v, f=f, c=c: f(c, "x"), data(mesh4()))
-            for f in (getattr(jcoll, name), getattr(lax, name))
-        )
-        assert str(got) == str(want), c
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn", "int8", "float32"])
-@pytest.mark.parametrize("op", ["sum", "prod", "mean"])
-def test_constants_are_reduced_as_traced_values(op: str, dtype: str) -> None:
-    c = np.asarray([1.3, 0.7, 3.0, -2.0]).astype(jnp.dtype(dtype))
-
-    def f(v: Any) -> Any:
-        traced = c + jnp.zeros_like(v, shape=(), dtype=c.dtype) * v[0, 0].astype(c.dtype)
-        return [jcoll.all_reduce(x, "x", op=op) for x in (c, jnp.asarray(c), traced)]
-
-    mesh = mesh4()
-    numpy, jax_numpy, want = (np.asarray(y[0]) for y in spmd(f, mesh)(data(mesh)))
-    assert numpy.dtype == jax_numpy.dtype == want.dtype
-    np.testing.assert_array_equal(numpy, jax_numpy)
-    eps = 1e-6 if want.dtype == np.float32 else 0  # The order of the additions.
-    np.testing.assert_allclose(numpy.astype(float), want.astype(float), rtol=eps)
+@pytest.mark.parametrize("perm", [[(-1, 0)], [(0, -4), (1, 2)], [(3, -1)]], ids=str)
+def test_ppermute_counts_negative_ranks_from_the_end(perm: list) -> None:
+    x = data(mesh4())
+    got, want = (
+        spmd(lambda v, f=f: f(v, "x", perm), mesh4())(x) for f in (jcoll.ppermute, lax.ppermute)
+    )
+    np.testing.assert_array_equal(got, want)
 
 
 def test_vmap_with_axis_name() -> None:

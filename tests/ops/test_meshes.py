@@ -128,12 +128,7 @@ def apply(case: Case, placement: Placement, algorithm: str, arrays: list) -> Any
 
 
 def served(case: Case, placement: Placement, algorithm: str) -> bool:
-    """Not by xla: products and bitwise ops over groups of unequal size (see all_reduce.py). Ragged
-    ops by xla are num_ranks**2 selections: with 8 ranks they take XLA a minute to compile, with 4
-    (tests/ops/test_values.py) seconds."""
+    """Ragged ops by xla are num_ranks**2 selections: with 8 ranks XLA compiles them for a minute,
+    with 4 (tests/ops/test_values.py) for seconds."""
     sizes = set(map(len, placement.members()))
-    if algorithm == "direct":
-        return True
-    if case.op == "all_reduce":
-        return len(sizes) == 1 or case.static(8).get("op") not in ("prod", "and", "or")
-    return case.index_arrays is None or max(sizes) <= 2
+    return algorithm == "direct" or case.index_arrays is None or max(sizes) <= 2

@@ -70,6 +70,17 @@ def test_export_round_trip() -> None:
     jax.tree.map(np.testing.assert_array_equal, again.call(x), f(x))
 
 
+@pytest.mark.parametrize("op", ["sum", "mean", "max", "or"])
+@pytest.mark.parametrize("platform", ["tpu", "cuda"])
+def test_groups_of_unequal_size_are_lowered_for(platform: str, op: str) -> None:
+    """lax's own collectives refuse them on TPU."""
+    groups = [[0, 1, 2], [3]]
+    f = spmd(lambda v: jcoll.all_reduce(v, "x", op=op, axis_index_groups=groups), mesh_of(N))
+    exported = export.export(f, platforms=[platform])(jax.ShapeDtypeStruct((N, 3), jnp.int32))
+    by_gather = platform == "tpu" or op == "or"
+    assert ("stablehlo.all_gather" in exported.mlir_module()) == by_gather
+
+
 def test_ahead_of_time_compilation() -> None:
     mesh = mesh_of(N)
     f = spmd(lambda v: jcoll.psum(v, "x"), mesh)
