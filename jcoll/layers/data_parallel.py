@@ -28,6 +28,7 @@ from jax.tree_util import FlattenedIndexKey, SequenceKey, keystr, tree_flatten_w
 
 from jcoll import _compat, errors
 from jcoll.comm.mesh import AxisName, Call, make_call, refuse_traced, static_int
+from jcoll.ops import _primitive
 from jcoll.ops.all_reduce import all_reduce
 
 DEFAULT_BUCKET_BYTES = 25 * 2**20
@@ -181,13 +182,14 @@ def _is_float0(leaf: Any) -> bool:
 
 def _checked_array(path: tuple, leaf: Any, op: str, call: Call) -> jax.Array:
     if isinstance(leaf, bool | int | float | complex):
-        _check_dtype(path, jnp.asarray(leaf), op, call)
-        return _compat.make_varying(jnp.asarray(leaf), call.axes)
+        array = _primitive.as_array(call, leaf, f"leaf {_name(path)}")
+        _check_dtype(path, array, op, call)
+        return _compat.make_varying(array, call.axes)
     if not isinstance(leaf, jax.Array | np.ndarray | np.generic):
         problem = f"leaf {_name(path)} is a {type(leaf).__name__}; arrays and numbers are needed."
         fix = "Put None in its place, or split it off before the call."
         raise TypeError(errors.text(call.where, problem, fix))
-    array = jnp.asarray(leaf)
+    array = _primitive.as_array(call, leaf, f"leaf {_name(path)}")
     _check_dtype(path, array, op, call)
     _check_varying(path, array, call)
     return array
@@ -224,7 +226,7 @@ def _check_varying(path: tuple, array: jax.Array, call: Call) -> None:
 
 def _check_arguments(where: str, op: str, bucket_bytes: int, join_bytes: int) -> None:
     refuse_traced(where, op=op)
-    if op not in _OPS:
+    if not isinstance(op, str) or op not in _OPS:
         problem = f"op={op!r} is no way to combine gradients; 'mean' or 'sum' is needed."
         fix = "For other reductions, use jcoll.all_reduce."
         raise ValueError(errors.text(where, problem, fix))

@@ -420,6 +420,7 @@ def call(tree, **kwargs):
     ("kwargs", "error", "match"),
     [
         ({"op": "max"}, ValueError, "op='max'.*'mean' or 'sum'.*jcoll.all_reduce"),
+        ({"op": np.array(["mean", "sum"])}, ValueError, "op=array.*'mean' or 'sum'"),
         (
             {"bucket_bytes": 0},
             ValueError,
@@ -455,6 +456,20 @@ def test_mean_of_a_python_integer_names_the_leaf(number):
 def test_leaf_that_is_no_array():
     with pytest.raises(TypeError, match=r"(?s)grads\['name'\] is a str.*None"):
         call(lambda x: {"x": x, "name": "adam"})
+
+
+@pytest.mark.parametrize(
+    ("leaf", "error", "match"),
+    [
+        (np.longdouble(3), TypeError, "got longdouble of float128"),
+        (np.array(["s"]), TypeError, "got ndarray of <U1"),
+        (10**30, ValueError, "got an integer that does not fit int"),
+    ],
+    ids=str,
+)
+def test_leaf_that_jax_does_not_take(leaf, error, match):
+    with pytest.raises(error, match=rf"(?s)sync_gradients.*grads\['n'\].*{match}.*\n  Pass"):
+        call(lambda x: {"x": x, "n": leaf})
 
 
 def test_unknown_axis():
