@@ -14,7 +14,7 @@ import contextlib
 import math
 import operator
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ import jax.numpy as jnp
 
 from jcoll import _compat, errors
 from jcoll.comm.group import Groups, make_groups
-from jcoll.comm.mesh import Call, site_text
+from jcoll.comm.mesh import Call, site_text, static_bool
 from jcoll.config import config
 from jcoll.ops import SPECS, _lowering, _rows
 from jcoll.ops._primitive import CollectiveSpec, place_blocks, take_blocks
@@ -34,8 +34,7 @@ Run = Callable[..., Sequence[Any]]
 """run(spec, *arrays, **static): the collective in canonical form, traceable."""
 
 
-@contextlib.contextmanager
-def intercept(*, enabled: bool = True) -> Iterator[None]:
+def intercept(*, enabled: bool = True) -> contextlib.ContextDecorator:
     """Lowers jax.lax's collectives through jcoll where it can serve them; else as without.
 
         with jcoll.intercept():
@@ -49,7 +48,7 @@ def intercept(*, enabled: bool = True) -> Iterator[None]:
     What counts is the switch at the time when a function is lowered, which is when it is first
     called, or `lower()`ed. A jitted function has two compiled forms, one for each state.
 
-    The context is the calling thread's; it can be nested and serves as a decorator.
+    The context is the calling thread's; it can be nested, entered again, and serves as a decorator.
     JCOLL_INTERCEPT=1 in the environment turns interception on for all threads of the process.
 
     Args:
@@ -58,13 +57,33 @@ def intercept(*, enabled: bool = True) -> Iterator[None]:
     Raises:
       RuntimeError: entered while a function is traced; it would be over when that one is lowered.
     """
-    if _compat.is_staging():
-        problem = "entered inside a function that is being traced, and over before it is lowered."
-        fix = "Put the call of the jitted function inside the context, not the context inside it."
-        raise RuntimeError(errors.text("intercept", problem, fix))
-    _install()
-    with _compat.INTERCEPTING(enabled), _compat.each_lowered(_primitives() if enabled else ()):
-        yield
+    return _Interception(static_bool("intercept", "enabled", enabled))
+
+
+class _Interception(contextlib.ContextDecorator):
+    """What intercept() returns: a context for any number of uses, at once and in any thread."""
+
+    def __init__(self, enabled: bool) -> None:
+        self._enabled = enabled
+        self._thread = threading.local()
+
+    def __enter__(self) -> None:
+        if _compat.is_staging():
+            problem = "entered inside a function that is being traced; over before it is lowered."
+            fix = "Put the call of the jitted function inside the context, not vice versa."
+            raise RuntimeError(errors.text("intercept", problem, fix))
+        _install()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_compat.INTERCEPTING(self._enabled))
+            stack.enter_context(_compat.each_lowered(_primitives() if self._enabled else ()))
+            self._entered().append(stack.pop_all())
+
+    def __exit__(self, *exception: Any) -> None:
+        self._entered().pop().close()
+
+    def _entered(self) -> list[contextlib.ExitStack]:
+        """What this thread has entered, the last one last."""
+        return self._thread.__dict__.setdefault("entered", [])
 
 
 def _primitives() -> list[Any]:
@@ -250,6 +269,8 @@ def _ppermute_obstacle(ctx: Any, call: Call, params: Any) -> str | None:
     if len(call.axes) > 1 and list(call.axes) != mesh_order:
         return f"ppermute counts ranks in the mesh's order, {mesh_order}"
     n = call.num_ranks
+    if ctx.avals_in[0].dtype == jnp.float8_e8m0fnu and len(params["perm"]) < n:
+        return "float8_e8m0fnu has no zero for the ranks that get nothing"
     if not all(-n <= operator.index(rank) < n for pair in params["perm"] for rank in pair):
         return "perm names a rank that is not there"
     for ranks in zip(*_ranks(params["perm"], call), strict=True):

@@ -323,6 +323,12 @@ def test_vmapped_axis():
     assert "not all named" in fallback(fn, place(integers((N * 3, 4)), mesh_of(N), P("x")))
 
 
+def test_type_without_a_zero():
+    fn = jax.jit(sharded(lambda x: lax.ppermute(x, "x", [(0, 1)]).astype(jnp.float32)))
+    x = place(np.ones((N, 2)).astype(jnp.float8_e8m0fnu), mesh_of(N), P("x"))
+    assert "has no zero" in fallback(fn, x)
+
+
 def test_random_keys():
     mesh = mesh_of(N)
     keys = place(jax.random.split(jax.random.key(1), N), mesh, P("x"))

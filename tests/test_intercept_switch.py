@@ -67,6 +67,27 @@ def test_nesting_and_exceptions():
     run_on("xla", fn, x)
 
 
+def test_one_context_entered_again_and_in_two_threads():
+    fn, x = psum_of(mesh_of(N))
+    context = jcoll.intercept()
+    with context:
+        with context:
+            run_on("jcoll", fn, x)
+        thread = threading.Thread(target=context.__enter__)  # Its own, and over with it.
+        thread.start()
+        thread.join()
+        run_on("jcoll", fn, x)
+    run_on("xla", fn, x)
+    with context:
+        run_on("jcoll", fn, x)
+    run_on("xla", fn, x)
+
+
+def test_enabled_that_is_no_bool():
+    with pytest.raises(TypeError, match=r"intercept: enabled='no' is not a bool.\n  Pass True"):
+        jcoll.intercept(enabled="no")
+
+
 def test_error_while_lowering_leaves_it_off():
     mesh = mesh_of(N)
 
