@@ -47,7 +47,7 @@ def explain(fn: Callable | None = None, *args: Any, **kwargs: Any) -> Explanatio
         problem = f"fn={fn!r} is not a function."
         fix = "Pass the function and its arguments apart: jcoll.explain(fn, *args)."
         raise TypeError(errors.text("explain", problem, fix))
-    jitted = fn if hasattr(fn, "lower") else jax.jit(fn)
+    jitted = fn if isinstance(fn, jax.stages.Wrapped) else jax.jit(fn)
     with _lock, _compat.each_lowered(_primitives()), _FRESH(object()):
         with decisions.listening() as rows:
             jitted.lower(*args, **kwargs)
