@@ -42,10 +42,14 @@ def check_numbers() -> None:
 
 
 def check_command() -> None:
-    """The console script is on the environment's path."""
+    """The console script is on the environment's path, the table of costs in the package."""
     command = Path(sys.executable).with_name("jcoll")
-    said = subprocess.run([command, "--help"], capture_output=True, text=True, check=True).stdout
-    assert "bench" in said, said
+    for argv, expected in (
+        (["--help"], "bench"),
+        (["explain", "all_reduce", "--size", "1M", "--mesh", "data=8"], "measured"),
+    ):
+        said = subprocess.run([command, *argv], capture_output=True, text=True, check=True).stdout
+        assert expected in said, said
 
 
 if __name__ == "__main__":

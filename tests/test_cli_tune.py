@@ -13,6 +13,7 @@ import pytest
 
 from jcoll import cli
 from jcoll.cli_tune import command, runs
+from jcoll.cli_tune.combine import combined
 from jcoll.cli_tune.summary import summary
 from jcoll.tuning import table
 from jcoll.tuning.table import Row
@@ -34,7 +35,7 @@ def measured(monkeypatch):
             for i, (op, nbytes) in enumerate(run.points()):
                 if i == stop_after:
                     raise stop
-                yield row_of(run, op, nbytes, {"direct": 10.0, "ring": 20.0 - i * 8})
+                yield row_of(run, op, nbytes, {"direct": 10.0, "ring": 20.0 / (1 + i)})
 
         monkeypatch.setattr(runs, "rows_of", rows_of)
 
@@ -51,8 +52,7 @@ def test_writes_and_merges(tmp_path, measured, capsys):
     tune("--ops", "all_reduce,gather", "--devices", "2,4", "-e", "4K", "-o", path)
     out, err = capsys.readouterr()
     assert "8 rows in" in out
-    assert "  all_reduce: 1K direct, 4K direct" not in out, "neighbours of one winner together"
-    assert "  gather: 1K direct, 4K ring 2.5\n" not in out
+    assert "  all_reduce: 1K-4K direct\n  gather: 1K-4K ring 1.5..2\n" in out
     assert "[1/8] 2 devices of one process, all_reduce" in err
     first = table.parse(path.read_text())
     assert {r.num_ranks for r in first.rows} == {2, 4}
@@ -112,7 +112,7 @@ def test_a_damaged_file_is_replaced(tmp_path, measured):
         (["-b", "2K", "-e", "1K"], "needed is 0 < begin <= end"),
         (["-b", "x"], "'x' is not a size"),
         (["-f", "1"], "a factor of at least 2"),
-        (["--seconds", "0"], "more than 0 seconds"),
+        (["--seconds", "0"], "need more than 0"),
         (["-o", "/no/such/folder/t.json"], "cannot be written"),
     ],
 )
@@ -132,6 +132,24 @@ def test_summary():
     head, line, _ = summary(rows).splitlines()
     assert head == "4 ranks, one process"
     assert line == "  all_reduce: 1K direct (xla), 4K-8K ring 2..3"
+
+
+def test_repeats(tmp_path, measured):
+    path = tmp_path / "t.json"
+    measured()
+    tune(*QUICK, "--devices", "2", "--repeats", "3", "-o", path)
+    assert len(table.parse(path.read_text()).rows) == 2
+
+
+def test_combined():
+    def row(direct, ring, **more):
+        return Row("process", "all_reduce", 4, 1024, {"direct": direct, "ring": ring, **more})
+
+    other = Row("process", "all_reduce", 4, 4096, {"direct": 7.0})
+    # The second time all was slow; the third, ring alone.
+    rows = [row(10.0, 8.0, tree=5.0), other, row(40.0, 32.0), row(11.0, 33.0)]
+    assert combined(rows) == [row(11.0, pytest.approx(8.8), tree=pytest.approx(5.5)), other]
+    assert combined([Row("process", "x", 2, 1, {"xla": 1.0})] * 2)[0].us == {"xla": 1.0}
 
 
 # Real runs

@@ -1,8 +1,8 @@
 """A measuring process of `jcoll tune`: a Run as JSON on its command line, rows on stdout.
 
 All algorithms of a row are compiled first; then their calls alternate, the order turning round each
-time, so that drift and neighbours hit all alike. What counts is the median. Where the op's result
-can be fed back, a program is a chain of collectives: a single one is hidden by its launch.
+time, so that drift and neighbours hit all alike. What counts is the lower quartile. Where the op's
+result can be fed back, a program is a chain of collectives: a single one is hidden by its launch.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _steps(nbytes: int) -> int:
 def _timed_all(
     programs: Mapping[str, Program], seconds: float, agree: _Agreement
 ) -> dict[str, float]:
-    """Median seconds of each; the close ones more often, and who beats "direct" once more."""
+    """Seconds of each; the close ones more often, and who beats "direct" once more."""
     for program in programs.values():
         program().block_until_ready()
     found = agree(_interleaved(programs, FIRST_CALLS))
@@ -99,7 +99,7 @@ def _timed_all(
     found |= _again(programs, close, found, seconds, agree)
     ours = {name: s for name, s in found.items() if name != "xla"}
     if "direct" in ours and (best := winner(ours)) != "direct":
-        found |= _again(programs, ["direct", best], found, seconds / 2, agree)
+        found |= _again(programs, ["direct", best], found, seconds, agree)
     return found
 
 
@@ -126,7 +126,11 @@ def _interleaved(programs: Mapping[str, Program], calls: int) -> dict[str, float
             samples[name].append(time.perf_counter() - begun)
             del result
         order = [*order[1:], order[0]]
-    return {name: statistics.median(values) for name, values in samples.items()}
+    return {name: _lower_quartile(values) for name, values in samples.items()}
+
+
+def _lower_quartile(values: list[float]) -> float:
+    return statistics.quantiles(values, n=4, method="inclusive")[0]
 
 
 class _Agreement:

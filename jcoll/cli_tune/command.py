@@ -15,6 +15,7 @@ from jcoll.bench import facts, rows, sizes
 from jcoll.bench.catalog import CATALOG
 from jcoll.cli_plan.arguments import UsageError
 from jcoll.cli_tune import runs
+from jcoll.cli_tune.combine import combined
 from jcoll.cli_tune.summary import summary
 from jcoll.plan.ops import OPS
 from jcoll.tuning import table
@@ -26,8 +27,9 @@ _DESCRIPTION = """\
 Measure every algorithm of every op on this machine and keep the costs, by which algorithm="auto"
 chooses from then on. Without it the costs that come with jcoll are used.
 
-Calls of the algorithms alternate; a cost is the median time of one collective of float32, in a
-chain of several in one program where the op allows it. Ctrl-C keeps what was measured until then.
+Calls of the algorithms alternate; a cost is the lower quartile of the time of one collective
+of float32, in a chain of several in one program where the op allows it. (The lower quartile: what
+else the machine does only ever adds.) Ctrl-C keeps what was measured until then.
 """
 
 _EPILOG = """\
@@ -57,6 +59,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("-e", "--end", metavar="SIZE", default="16M", help="largest size (default 16M)")
     add("-f", "--factor", type=int, default=4, metavar="N", help="between sizes (default 4)")
     add("--seconds", type=float, default=1.0, metavar="S", help="for a size (default 1)")
+    add("--repeats", type=int, default=1, metavar="N", help="of everything; for a noisy machine")
     add("-T", "--timeout", type=float, default=300.0, metavar="S", help="for a size (default 300)")
     add("-o", "--output", type=Path, metavar="FILE", help="another file than the usual one")
 
@@ -71,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"{facts.line()}\nto {path}", flush=True)
     found: list[table.Row] = []
     status, problem = _measure(todo, args.timeout, found)
+    found = combined(found)
     if found:
         rows.write_text(path, _text(old, found))
         print(f"\n{summary(found)}\n\n{len(found)} rows in {path}")
@@ -85,13 +89,14 @@ def make_runs(args: argparse.Namespace) -> list[runs.Run]:
     ops = tuple(dict.fromkeys(name.strip() for name in args.ops.split(",")))
     if unknown := [name for name in ops if name not in CATALOG]:
         raise UsageError(f"--ops has {unknown[0]!r}; needed are some of {', '.join(CATALOG)}")
-    if not args.seconds > 0 or not args.timeout > 0:
-        raise UsageError("--seconds and --timeout need more than 0 seconds: raise it")
+    if not args.seconds > 0 or not args.timeout > 0 or args.repeats < 1:
+        raise UsageError("--seconds, --timeout and --repeats need more than 0: raise it")
     measured = _sizes(args)
     devices = args.devices or ("" if args.processes else "2,4,8")
     counts = [(PROCESS, n) for n in _counts("--devices", devices)]
     counts += [(PROCESSES, n) for n in _counts("--processes", args.processes or "")]
-    return [runs.Run(placement, n, ops, measured, args.seconds) for placement, n in counts]
+    each = [runs.Run(placement, n, ops, measured, args.seconds) for placement, n in counts]
+    return each * args.repeats
 
 
 def _counts(flag: str, text: str) -> list[int]:

@@ -67,11 +67,15 @@ def winner(us: Mapping[str, float]) -> str:
 
 
 def priced(request: Request) -> tuple[Candidate, ...]:
-    """All candidates with what is known of their costs: the cheapest first, the unable last."""
+    """All candidates with what is known of their costs: the measured ones first, the cheapest
+    first among these and among the others; the unable last."""
     measured, source = _measured(request)
     found = [_priced(request, c, measured, source) for c in candidates(request)]
-    infinity = float("inf")
-    return tuple(sorted(found, key=lambda c: (c.obstacle is not None, c.us or infinity)))
+
+    def place(c: Candidate) -> tuple[bool, bool, float]:
+        return c.obstacle is not None, c.source != source, float("inf") if c.us is None else c.us
+
+    return tuple(sorted(found, key=place))
 
 
 def _priced(

@@ -115,7 +115,7 @@ def test_candidates_in_order(use):
     ), "the unable last"
     by_name = {c.algorithm: c for c in found}
     assert by_name["tree"].source == "estimated"
-    assert by_name["tree"].us > 0
+    assert by_name["tree"].us is not None
     assert by_name["hierarchical"].us is None
 
 
@@ -182,7 +182,7 @@ def test_shipped_costs_are_no_worse_than_the_fixed_rule(op, num_ranks, placement
     """Which was: direct; between processes two_shot for all_reduce of more than 16 KiB."""
     for bits in range(10, 25):
         request = Request(op, (num_ranks,), 1 << bits, placement)
-        us = {c.algorithm: c.us for c in priced(request) if c.source.startswith("measured")}
+        us = {c.algorithm: c.us for c in priced(request) if c.us and "measured" in c.source}
         two = op == "all_reduce" and placement == PROCESSES and request.nbytes > TODAY
         assert us[select(request).algorithm] <= us["two_shot" if two else "direct"] * 1.12
         ours = [cost for name, cost in us.items() if name != "xla"]
