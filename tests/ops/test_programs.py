@@ -81,6 +81,49 @@ def test_groups_of_unequal_size_are_lowered_for(platform: str, op: str) -> None:
     assert ("stablehlo.all_gather" in exported.mlir_module()) == by_gather
 
 
+SAVED = """
+import pickle
+from jax import export
+from jax.experimental import serialize_executable
+jax.config.update("jax_compilation_cache_dir", folder)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+hits = []
+jax.monitoring.register_event_listener(lambda event, **_: hits.append(event.endswith("cache_hits")))
+mesh = mesh_of(N)
+given = integers(N, 3)
+x = place(given, mesh)
+def check(fn):
+    np.testing.assert_array_equal(fn(x), np.broadcast_to(given.sum(0), (N, 3)))
+for algorithm in ("direct", "ring"):
+    fn = program(lambda x: jcoll.all_reduce(x, "x", algorithm=algorithm), mesh)
+    executable, exported = (f"{folder}/{algorithm}.{kind}" for kind in ("executable", "exported"))
+    if write:
+        check(fn)
+        with open(executable, "wb") as f:
+            pickle.dump(serialize_executable.serialize(fn.lower(x).compile()), f)
+        checks = [export.DisabledSafetyCheck.custom_call("jcoll_collective")]
+        with open(exported, "wb") as f:
+            f.write(export.export(fn, disabled_checks=checks)(x).serialize())
+    else:
+        with open(executable, "rb") as f:
+            check(serialize_executable.deserialize_and_load(*pickle.load(f)))
+        with open(exported, "rb") as f:
+            check(export.deserialize(bytearray(f.read())).call)
+        before = sum(hits)
+        check(fn)
+        assert sum(hits) > before, "compiled again"
+print(sorted({row["algorithm"] for row in jcoll.metrics()}))
+"""
+
+
+def test_saved_programs_run_in_another_process(tmp_path: Any) -> None:
+    """From the compilation cache, as serialized executables, and exported; plans go by name."""
+    for write in (True, False):
+        head = f"folder, write = {str(tmp_path)!r}, {write}\n"
+        assert run_ok(head + SAVED) == "['direct', 'ring']\n"
+
+
 def test_ahead_of_time_compilation() -> None:
     mesh = mesh_of(N)
     f = spmd(lambda v: jcoll.psum(v, "x"), mesh)
