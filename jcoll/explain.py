@@ -108,12 +108,16 @@ def candidate_lines(found: Sequence[Candidate], chosen: str) -> Iterator[str]:
         (
             "*" if c.algorithm == chosen else "",
             c.algorithm,
-            "" if c.us is None else f"{c.us:.4g}",
+            _us(c.us),
             f"no: {c.obstacle}" if c.obstacle else c.source or "not measured",
         )
         for c in found
     ]
-    return _table(("", "algorithm", "us", ""), rows)
+    return _table(("", "algorithm", "    us", ""), rows)
+
+
+def _us(us: float | None) -> str:
+    return "" if us is None else f"{us:8.1f}" if us < 100 else f"{us:6.0f}  "
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -166,8 +166,8 @@ def _measure(todo: list[runs.Run], timeout_s: float, found: list[table.Row]) -> 
         for run in todo:
             try:
                 for row in runs.rows_of(run, timeout_s):
-                    progress.finished(run, row)
                     _keep(row, found)
+                    progress.finished(run, row)
             except runs.RunFailed as error:
                 progress.clear()
                 status, problem = 1, f"{run.title}: {error}"
