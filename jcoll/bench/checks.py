@@ -46,7 +46,9 @@ def jobs(args: argparse.Namespace) -> list[Job]:
     _check_outputs(args)
     mallocs = ("default", "reuse") if args.malloc == "both" else (args.malloc,)
     return [
-        dataclasses.replace(common, num_ranks=num_ranks, malloc=malloc)
+        dataclasses.replace(
+            common, num_ranks=num_ranks, malloc=malloc, processes=num_ranks if args.processes else 1
+        )
         for num_ranks in _devices(args)
         for malloc in mallocs
     ]
@@ -54,6 +56,11 @@ def jobs(args: argparse.Namespace) -> list[Job]:
 
 def _fill_in(args: argparse.Namespace) -> None:
     """Defaults of what was left open; --grid has its own."""
+    if args.devices is not None and args.processes is not None:
+        raise UsageError(
+            f"--devices is {args.devices} and --processes is {args.processes}; one of the two is "
+            "needed: a process has one device here"
+        )
     defaults = {"begin": "1K", "end": "16M", "devices": "8", "malloc": "default", "copy": False}
     if args.grid:
         defaults |= {"devices": "2,4,8", "malloc": "both", "copy": True}
@@ -89,14 +96,16 @@ def _dtypes(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _devices(args: argparse.Namespace) -> tuple[int, ...]:
-    return _each("--devices", _parse_devices, dict.fromkeys(args.devices.split(",")))
+    if args.processes is None:
+        return _each("--devices", _parse_count, dict.fromkeys(args.devices.split(",")))
+    return _each("--processes", _parse_count, dict.fromkeys(args.processes.split(",")))
 
 
-def _parse_devices(text: str) -> int:
+def _parse_count(text: str) -> int:
     if not text.strip().isdecimal() or not 1 <= int(text) <= 1024:
         raise ValueError(
-            f"{text!r} is not a device count; whole numbers from 1 to 1024, by commas, are "
-            "needed: write 8 or 2,4,8"
+            f"{text!r} is not a count; whole numbers from 1 to 1024, by commas, are needed: "
+            "write 8 or 2,4,8"
         )
     return int(text)
 

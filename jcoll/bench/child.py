@@ -1,6 +1,8 @@
 """The measuring process: reads a Job from stdin, writes JSON lines to stdout: facts, then Rows.
 
 Run by `jcoll.bench.spawn` with the device count and the allocator's settings in the environment.
+For a job of several processes it starts the others, which are this program with two arguments
+(their index and the coordinator), measure the same, and keep it to themselves.
 """
 
 from __future__ import annotations
@@ -9,6 +11,8 @@ import dataclasses
 import functools
 import json
 import os
+import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from typing import TextIO
@@ -45,7 +49,7 @@ def _measured(job: Job, row: rows.Row, mesh: Mesh) -> rows.Row:
         _finished(ours),
         _finished(theirs),
         warmup=job.warmup,
-        calls=job.calls,
+        calls=job.calls or _agreed_calls(job, row),
         repeats=job.repeats,
         seconds=job.seconds,
     )
@@ -83,6 +87,13 @@ def _problem(job: Job, row: rows.Row) -> Problem:
     )
 
 
+def _agreed_calls(job: Job, row: rows.Row) -> int | None:
+    """All processes must make the same calls, whatever their clocks say."""
+    if job.processes == 1:
+        return None
+    return 20 if row.size <= 1 << 16 else 8 if row.size <= 1 << 20 else 3
+
+
 def _wrong(job: Job, side: Side, problem: Problem, program: Program) -> int | None:
     if not job.check:
         return None
@@ -105,8 +116,31 @@ def _copy_us_of(nbytes: int) -> float:
     return measure.copy_seconds(nbytes) * 1e6
 
 
-def main(source: TextIO, sink: TextIO) -> None:
-    job = Job.from_json(source.read())
+def _start_peers(job_text: str, count: int) -> str:
+    """Starts the other processes; the coordinator's address. They end with this one, which is the
+    coordinator."""
+    with socket.socket() as s:
+        s.bind(("localhost", 0))
+        coordinator = f"localhost:{s.getsockname()[1]}"
+    for index in range(1, count):
+        peer = subprocess.Popen(
+            [sys.executable, "-m", "jcoll.bench.child", str(index), coordinator],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+        )
+        assert peer.stdin is not None
+        peer.stdin.write(job_text)
+        peer.stdin.close()
+    return coordinator
+
+
+def main(source: TextIO, sink: TextIO, index: int = 0, coordinator: str = "") -> None:
+    text = source.read()
+    job = Job.from_json(text)
+    if job.processes > 1:
+        coordinator = coordinator or _start_peers(text, job.processes)
+        jax.distributed.initialize(coordinator, job.processes, index)
     if _WIDE.intersection(job.dtypes):
         jax.config.update("jax_enable_x64", True)
     mesh = make_mesh(job.num_ranks)
@@ -119,4 +153,4 @@ if __name__ == "__main__":
     # Rows travel on a private copy of stdout; whatever libraries print goes to stderr instead.
     row_sink = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    main(sys.stdin, row_sink)
+    main(sys.stdin, row_sink, *([int(sys.argv[1]), sys.argv[2]] if len(sys.argv) > 1 else []))

@@ -30,6 +30,7 @@ class Job:
     seconds: float = 2.0
     check: bool = True
     copy: bool = False
+    processes: int = 1  # num_ranks, or 1: all ranks in one process
     skip: int = 0  # leading rows that need no measuring
 
     def blank_rows(self) -> Iterator[Row]:
@@ -57,6 +58,7 @@ class Job:
             algorithm=self.algorithm,
             peer=catalog.peer_name(op, self.redop),
             malloc=self.malloc,
+            processes=self.processes,
         )
 
     def to_json(self) -> str:

@@ -8,7 +8,8 @@ from pathlib import Path
 from jcoll.bench import catalog
 
 _DESCRIPTION = """\
-Measure jcoll's collectives against jax.lax's, in one process, on virtual CPU devices.
+Measure jcoll's collectives against jax.lax's on virtual CPU devices: of one process, or of one
+process each (--processes).
 
 Both sides are compiled ahead of time, and the optimised program is checked to still hold their
 collectives. Calls of the two alternate; a time is the median over repeats of a repeat's median
@@ -21,6 +22,7 @@ examples:
   python -m jcoll bench all_reduce -b 1K -e 16M -f 4 --devices 8
   python -m jcoll bench all_reduce -b 1K -e 1K --devices 8 --loop 1000
   python -m jcoll bench all_gather all_to_all -d float32,bfloat16 --devices 2,4,8 --json f.json
+  python -m jcoll bench all_reduce --processes 2,4 --chain 8
   python -m jcoll bench --grid --json grid.json --markdown grid.md
 
 size S: as in nccl-tests, the larger of one rank's send and receive buffer. algbw = S / time;
@@ -67,6 +69,12 @@ def _add_sizes(group: argparse._ArgumentGroup) -> None:
     add("-o", "--op", dest="redop", metavar="REDOP", help=" ".join(catalog.REDUCE_OPS))
     add("-r", "--root", type=int, default=0, metavar="RANK", help="of rooted ops (default 0)")
     add("--devices", metavar="COUNTS", help="virtual CPU devices, by commas (default 8)")
+    add(
+        "--processes",
+        metavar="COUNTS",
+        help="processes of one device each, by commas, instead of --devices: jcoll over shared"
+        " memory against XLA's gloo",
+    )
     add("--algorithm", default="auto", metavar="NAME", help="jcoll's algorithm= (default auto)")
 
 

@@ -18,20 +18,32 @@ def legend() -> list[str]:
     """Lines above the first table: what the columns mean."""
     return [
         "size: the larger of a rank's send and receive buffer (nccl-tests); algbw = size / time;",
-        "busbw = algbw * factor; ratio = lax time / jcoll time, calls alternating in one process.",
+        "busbw = algbw * factor; ratio = lax time / jcoll time, calls alternating.",
     ]
 
 
 def group_of(row: Row) -> tuple[str, ...]:
     """Rows of one table share these."""
-    return (row.op, str(row.devices), row.mode, row.malloc, row.algorithm, row.peer)
+    return (
+        row.op,
+        str(row.devices),
+        str(row.processes),
+        row.mode,
+        row.malloc,
+        row.algorithm,
+        row.peer,
+    )
+
+
+def ranks_text(row: Row) -> str:
+    return f"{row.devices} {'processes' if row.processes > 1 else 'devices'}"
 
 
 def heading(row: Row, *, copy: bool) -> list[str]:
     """The head of a table, given its first row."""
     factor = catalog.bus_factor(row.op, row.devices)
     title = (
-        f"{row.op}: {row.devices} devices, mode {row.mode}, algorithm {row.algorithm}, "
+        f"{row.op}: {ranks_text(row)}, mode {row.mode}, algorithm {row.algorithm}, "
         f"malloc {row.malloc}, busbw factor {factor:.4g}, peer {row.peer}"
     )
     keys = f"{'size':>12} {'count':>12} {'dtype':>13} {'redop':>6}"
@@ -74,7 +86,7 @@ def summary(rows: Iterable[Row]) -> str:
     text += f"{sum(bool(row.wrong) for row in rows)} with wrong elements"
     if measured:
         worst = min(measured, key=lambda row: row.ratio or 0)
-        text += f"; lowest ratio {worst.ratio:.2f} ({worst.op}, {worst.devices} devices, "
+        text += f"; lowest ratio {worst.ratio:.2f} ({worst.op}, {ranks_text(worst)}, "
         text += f"{worst.dtype}, {format_size(worst.size)}, malloc {worst.malloc})"
     return text
 
@@ -95,7 +107,8 @@ def _markdown_table(key: tuple[str, ...], rows: list[Row]) -> Iterator[str]:
     counts = sorted({row.devices for row in rows})
     yield f"### {op}{f' ({redop})' if redop else ''}, {dtype}, {mode}, malloc {malloc}\n"
     yield f"Peer: {peer}. Cells: jcoll µs / lax µs (copy µs) **ratio**.\n"
-    yield "| size | " + " | ".join(f"{count} devices" for count in counts) + " |"
+    what = "processes" if rows[0].processes > 1 else "devices"
+    yield "| size | " + " | ".join(f"{count} {what}" for count in counts) + " |"
     yield "|---:|" + "---:|" * len(counts)
     for size, group in itertools.groupby(rows, key=lambda row: row.size):
         cells = {row.devices: _cell(row) for row in group}

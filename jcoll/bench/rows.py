@@ -29,6 +29,7 @@ class Row:
     algorithm: str  # as asked for
     peer: str  # the jax.lax program in lax_us
     malloc: str  # default or reuse
+    processes: int = 1  # that the devices are in
     jcoll_us: float | None = None
     lax_us: float | None = None
     ratio: float | None = None  # lax / jcoll, formed per repeat, median

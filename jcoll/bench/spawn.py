@@ -39,11 +39,11 @@ _START_S = 120.0  # to import jax and make the devices, on a machine that is bus
 _EXIT_S = 30.0  # for a child that has said everything
 
 
-def environment(base: Mapping[str, str], num_ranks: int, malloc: str) -> dict[str, str]:
-    """The child's environment: `num_ranks` virtual CPU devices, and exactly the asked allocator."""
+def environment(base: Mapping[str, str], num_devices: int, malloc: str) -> dict[str, str]:
+    """The child's environment: its virtual CPU devices, and exactly the asked allocator."""
     env = {name: value for name, value in base.items() if name not in MALLOC_REUSE}
     others = re.sub(rf"{_DEVICE_FLAG}=\S*", "", env.get("XLA_FLAGS", ""))
-    env["XLA_FLAGS"] = f"{others} {_DEVICE_FLAG}={num_ranks}".strip()
+    env["XLA_FLAGS"] = f"{others} {_DEVICE_FLAG}={num_devices}".strip()
     env["JAX_PLATFORMS"] = "cpu"
     if malloc == "reuse":
         env.update(MALLOC_REUSE)
@@ -78,7 +78,7 @@ class _Child:
         )
         self._process = subprocess.Popen(
             [sys.executable, *CHILD],
-            env=environment(os.environ, job.num_ranks, job.malloc),
+            env=environment(os.environ, job.num_ranks // job.processes, job.malloc),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
