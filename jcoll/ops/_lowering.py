@@ -58,7 +58,9 @@ def _lower(spec: Any, platform: str, ctx: Any, *args: Any, call: Call, **static:
     reduce_op = static.get("op")
     algorithm, reason = choose(platform, ctx, call, reduce_op)
     request = partial(describe, platform, ctx, call, reduce_op)
-    decisions.record(call, ctx.avals_in, algorithm, reason, request)
+    # XLA's, where it is asked for, need not wait for other processes to tell where they are.
+    joined = call.algorithm != "xla" or jax.process_count() == 1
+    decisions.record(call, ctx.avals_in, algorithm, reason, request if joined else None)
     call = replace(call, algorithm=algorithm)
     levels = _levels(ctx, call) if algorithm == "hierarchical" else None
     if levels is not None:
