@@ -104,3 +104,13 @@ def test_a_collective_that_is_not_there_is_an_error_not_a_time(monkeypatch):
     row = patched_row(monkeypatch, "x * 2")
     assert "LostCollective: jcoll: the optimised program keeps 0 collectives of 1" in str(row.error)
     assert row.jcoll_us is None
+
+
+def test_two_processes(tmp_path):
+    sizes = ("-b", "1K", "-e", "64K", "-f", "64")
+    found, table = bench(tmp_path, "all_reduce", "--processes", "2", "--chain", "3", *sizes)
+    for row in found:
+        check(row)
+        assert row["processes"] == row["devices"] == 2
+        assert row["carried_by"] == "jcoll"
+    assert "2 processes" in table
