@@ -34,7 +34,7 @@ Run = Callable[..., Sequence[Any]]
 """run(spec, *arrays, **static): the collective in canonical form, traceable."""
 
 
-def intercept(*, enabled: bool = True) -> contextlib.ContextDecorator:
+def intercept(*, enabled: bool = True) -> Interception:
     """Lowers jax.lax's collectives through jcoll where it can serve them; else as without.
 
         with jcoll.intercept():
@@ -57,10 +57,10 @@ def intercept(*, enabled: bool = True) -> contextlib.ContextDecorator:
     Raises:
       RuntimeError: entered while a function is traced; it would be over when that one is lowered.
     """
-    return _Interception(static_bool("intercept", "enabled", enabled))
+    return Interception(static_bool("intercept", "enabled", enabled))
 
 
-class _Interception(contextlib.ContextDecorator):
+class Interception(contextlib.ContextDecorator):
     """What intercept() returns: a context for any number of uses, at once and in any thread."""
 
     def __init__(self, enabled: bool) -> None:

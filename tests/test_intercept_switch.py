@@ -85,7 +85,7 @@ def test_one_context_entered_again_and_in_two_threads():
 
 def test_enabled_that_is_no_bool():
     with pytest.raises(TypeError, match=r"intercept: enabled='no' is not a bool.\n  Pass True"):
-        jcoll.intercept(enabled="no")
+        jcoll.intercept(enabled="no")  # pyright: ignore[reportArgumentType]
 
 
 def test_error_while_lowering_leaves_it_off():
