@@ -9,6 +9,7 @@ them, averaged over ties; prod is the product rule.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -96,7 +97,8 @@ def _mean_of_constant(leaf: Any, x: Any, op: str, call: Call) -> Any:
         return leaf * call.num_ranks / call.num_ranks
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         return divide(_times(x, call.num_ranks), call.num_ranks)
-    return (_times(leaf, call.num_ranks) / call.num_ranks).astype(leaf.dtype)
+    mean = _times(leaf, call.num_ranks) / call.num_ranks
+    return mean.astype(x.dtype)
 
 
 def _reduce_constant(leaf: Any, x: Any, op: str, call: Call) -> Any:
@@ -105,7 +107,7 @@ def _reduce_constant(leaf: Any, x: Any, op: str, call: Call) -> Any:
     if isinstance(leaf, bool) or getattr(leaf, "dtype", None) == jnp.bool_:
         leaf = jnp.asarray(leaf).astype(jnp.int32)
     if not hasattr(leaf, "dtype"):
-        return leaf * call.num_ranks if op == "sum" else leaf**call.num_ranks
+        return leaf * call.num_ranks if op == "sum" else math.prod([leaf] * call.num_ranks)
     if op == "prod":
         xp = jnp if isinstance(leaf, jax.Array) else np
         return reduce_stacked(xp, xp.broadcast_to(leaf, (call.num_ranks, *leaf.shape)), op)

@@ -80,3 +80,9 @@ def test_sum_and_mean_of_a_large_float16_constant() -> None:
 
     found = spmd(f, MESH, check_vma=False)(X)
     assert [float(y[0]) for y in found] == [np.inf, float(np.float16(3e4)), np.inf]
+
+
+def test_product_of_large_numbers() -> None:
+    for c, want in [(1e300, float("inf")), (10**9, 10**36)]:
+        got = seen_inside(lambda v, c=c: jcoll.all_reduce(c, "x", op="prod"), X)
+        assert got[0] == (type(c).__name__, want)
