@@ -200,6 +200,12 @@ def distributed_client() -> Any:
     return client
 
 
+def distributed_process() -> int | None:
+    """This process's number in jax.distributed's job; None before it is initialized."""
+    state = _distributed.global_state
+    return None if state.client is None else state.process_id
+
+
 def module_and_site(ctx: Any) -> tuple[str, int]:
     """The name of the module that is being lowered, and a number for one more call in it."""
     module_context = ctx.module_context

@@ -2,17 +2,21 @@
 
 Processes of a `jax.distributed` job introduce themselves to each other over JAX's own key-value
 store, once, when a program over several of them is first lowered or loaded. Those of one host then
-share memory (csrc/shm).
+share memory (csrc/shm). Whoever imports jcoll in a job (after jax.distributed.initialize, as under
+`jcoll launch`) says so at once: the others then need not wait for one that dies before that.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import math
+import os
 import platform
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,8 +36,8 @@ except ImportError:  # native.py says what to do.
 
 KEY = "jcoll/world/1"
 """Where the store holds the processes' introductions; the number is that of their form."""
-PATIENCE_S = 120.0
-"""How long a process waits for another one's introduction: it may yet be compiling."""
+_POLL_S = 0.2
+"""How often a process that waits for another one's introduction looks whether that still lives."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ class World:
 
 
 _world: World | None = None
+_failure = ""
 _lock = threading.Lock()
 
 
@@ -67,12 +72,19 @@ def host_id() -> str:
 def join() -> World:
     """Introduces this process to the others, and waits for theirs; the first time.
 
-    Raises RuntimeError if another process does not come, or its memory cannot be shared.
+    Raises RuntimeError, in all processes of a host, if another process does not come, or if memory
+    cannot be shared.
     """
-    global _world
+    global _world, _failure
     with _lock:
+        if _failure:
+            raise RuntimeError(_failure)
         if _world is None:
-            _world = _join()
+            try:
+                _world = _join()
+            except RuntimeError as e:
+                _failure = str(e)
+                raise
             atexit.register(_leave)
         return _world
 
@@ -84,12 +96,9 @@ def _join() -> World:
     own = {"host": host_id(), "pid": pid, "fd": fd, "nbytes": nbytes}
     own["tuning"] = own_digest()
     client.key_value_set(f"{KEY}/{me}", json.dumps(own))
-    infos = [_introduction(client, i) for i in range(count)]
+    infos = [json.loads(_heard(client, "", i)) for i in range(count)]
     on_host = tuple(i for i in range(count) if infos[i]["host"] == own["host"])
-    _native.join_world(
-        on_host.index(me),
-        [(infos[i]["pid"], infos[i]["fd"], infos[i]["nbytes"], i) for i in on_host],
-    )
+    _share(client, me, {i: infos[i] for i in on_host})
     same_tuning = len({info["tuning"] for info in infos}) == 1
     if not same_tuning:
         problem = "the processes of this job have different tuning files; none of them is used."
@@ -98,21 +107,94 @@ def _join() -> World:
     return World(tuple(i["host"] for i in infos), on_host, same_tuning)
 
 
-def _introduction(client: Any, process: int) -> dict[str, Any]:
+def _share(client: Any, me: int, infos: Mapping[int, Mapping[str, Any]]) -> None:
+    """Maps the memory of this host's processes. All of them fail if one does: else it would be
+    waited for."""
+    problem = ""
     try:
-        text = client.blocking_key_value_get(f"{KEY}/{process}", int(PATIENCE_S * 1000))
-    except Exception as e:
-        problem = f"process {process} has not introduced itself within {PATIENCE_S:g} s ({e})."
-        fix = "All processes must run the same programs: look for one that is slow or has ended."
-        raise RuntimeError(errors.text("world", problem, fix)) from None
-    return json.loads(text)
+        _native.join_world(
+            list(infos).index(me), [(v["pid"], v["fd"], v["nbytes"], i) for i, v in infos.items()]
+        )
+    except RuntimeError as e:
+        problem = str(e)
+    client.key_value_set(f"{KEY}/shared/{me}", json.dumps(problem))
+    problems = [problem, *(json.loads(_heard(client, "shared/", i)) for i in infos)]
+    if any(problems):
+        raise RuntimeError(next(filter(None, problems)))
+
+
+def _heard(client: Any, what: str, process: int) -> str:
+    """What a process has said of itself; waits for it as long as it lives and there is time."""
+    until = time.monotonic() + config.timeout_s
+    while True:
+        try:
+            return client.blocking_key_value_get(f"{KEY}/{what}{process}", int(_POLL_S * 1000))
+        except Exception as e:
+            problem = _fate(client, process)
+            if not problem and "DEADLINE_EXCEEDED" not in str(e):
+                problem = f"cannot be asked for ({e})"
+        if not problem and time.monotonic() > until:
+            problem = f"has not introduced itself within {config.timeout_s:g} s (JCOLL_TIMEOUT)"
+        if problem:
+            problem = f"process {process} {problem}."
+            fix = (
+                "All processes must run the same programs: look for one that is slow or has ended."
+            )
+            raise RuntimeError(errors.text("world", problem, fix)) from None
+
+
+def greet() -> None:
+    """Says that this process is here, if jax.distributed is up. Starts no backend."""
+    me = _compat.distributed_process()
+    if me is not None:
+        own = {"host": host_id(), "pid": os.getpid(), "started": _start_of(os.getpid())}
+        _compat.distributed_client().key_value_set(f"{KEY}/here/{me}", json.dumps(own), True)
+        atexit.register(_leave_early, me)
+
+
+def _fate(client: Any, process: int) -> str:
+    """What became of a process that has not introduced itself: "" for nothing that is known."""
+    if left := _said(client, f"left/{process}"):
+        return f"has left ({json.loads(left)})"
+    here = json.loads(_said(client, f"here/{process}") or "null")
+    if here and here["host"] == host_id() and _start_of(here["pid"]) != here["started"]:
+        return f"(pid {here['pid']}) has died"
+    return ""
+
+
+def _said(client: Any, key: str) -> str:
+    try:
+        return client.key_value_try_get(f"{KEY}/{key}")
+    except Exception:  # Nothing.
+        return ""
+
+
+def _start_of(pid: int) -> str:
+    """When a process was started, in the kernel's ticks; "" if there is none, or only a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat") as f:
+            fields = f.read().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]
+
+
+def _reason() -> str:
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    return f"{type(error).__name__}: {error}" if error else "its program has ended"
+
+
+def _leave_early(me: int) -> None:
+    """At exit without a World, in which the others would see it."""
+    if _world is None and _compat.distributed_process() is not None:
+        with contextlib.suppress(Exception):  # The store may have gone first.
+            client = _compat.distributed_client()
+            client.key_value_set(f"{KEY}/left/{me}", json.dumps(_reason()), True)
 
 
 def _leave() -> None:
     """At exit, before JAX waits for the other processes: who waits for us hears why."""
-    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-    reason = f"{type(error).__name__}: {error}" if error else "its program has ended"
-    _native.leave_world(reason)
+    _native.leave_world(_reason())
 
 
 # Placement
@@ -184,3 +266,6 @@ def mesh_positions(mesh_shape: Mapping[Any, int], axes: Sequence[Any]) -> tuple[
     order = [names.index(a) for a in (*(n for n in names if n not in axes), *axes)]
     ids = np.arange(math.prod(mesh_shape.values())).reshape(tuple(mesh_shape.values()))
     return tuple(np.argsort(ids.transpose(order).reshape(-1)).tolist())
+
+
+greet()

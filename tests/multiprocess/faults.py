@@ -1,0 +1,107 @@
+"""A process that goes wrong, and what the others see; one process of
+tests/multiprocess/test_faults.py.
+
+    faults.py how when          process 1 goes wrong
+
+how: kill, stop, raise, exit (os._exit), quit (sys.exit); when: before (the processes know each
+other), start (before the first collective), between (two collectives), inside (a chain of large
+ones). The others report the exception of their collective, and one of the survivors' own.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import rank
+from jax import lax
+from jax.sharding import Mesh
+
+import jcoll
+
+VICTIM = 1
+
+
+def small(v: Any) -> Any:
+    return jcoll.psum(v, "x")
+
+
+def chain(v: Any) -> Any:
+    """Minutes of all_reduces of 4 MiB, if nothing happens."""
+    return lax.fori_loop(0, 100_000, lambda i, u: jcoll.psum(u, "x") * 0.25, v)
+
+
+class OwnBug(Exception):
+    pass
+
+
+def go_wrong(how: str) -> None:
+    rank.report("wrong", at=time.monotonic())
+    if how in ("kill", "stop"):
+        os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+    elif how == "raise":
+        raise OwnBug("a bug of the program")
+    elif how == "exit":
+        os._exit(3)
+    elif how == "quit":
+        sys.exit(4)
+
+
+def go_wrong_inside(how: str, fn: Callable, x: Any) -> None:
+    """While the chain runs. The main thread does not wait for it, so that it can raise."""
+    y = fn(x)
+    time.sleep(0.5)
+    assert not y.is_ready()
+    if how in ("raise", "quit"):
+        go_wrong(how)
+    threading.Thread(target=go_wrong, args=(how,)).start()
+    y.block_until_ready()
+
+
+def go_on() -> None:
+    """The survivors among themselves: a program of theirs, by jcoll."""
+    rest = [d for d in jax.devices() if d.process_index != VICTIM]
+    mesh = Mesh(np.array(rest), ("x",))
+    x = rank.put(mesh, np.ones((len(rest), 4), np.float32))
+
+    def among_survivors(v: Any) -> Any:
+        return jcoll.psum(v, "x")
+
+    text, seconds, _ = rank.failing(rank.program(among_survivors, mesh), x)
+    rank.report("goes_on", text=text, seconds=seconds)
+
+
+def main(how: str, when: str) -> None:
+    mesh = rank.mesh_of()
+    n = mesh.size
+    is_victim = rank.ME == VICTIM
+    if when == "before" and is_victim:
+        go_wrong(how)
+    fn = rank.program(chain if when == "inside" else small, mesh)
+    x = rank.put(mesh, np.ones((n, 1 << 20 if when == "inside" else 8), np.float32))
+    if when == "start":
+        fn = fn.lower(x).compile()
+    elif when != "before":
+        first = rank.program(small, mesh)
+        for _ in range(10):
+            first(x).block_until_ready()
+    if is_victim:
+        if when == "inside":
+            go_wrong_inside(how, fn, x)
+        go_wrong(how)
+    text, seconds, at = rank.failing(fn, x)
+    rank.report("failed", text=text, seconds=seconds, at=at)
+    if when != "before":
+        go_on()
+    rank.leave(*(i for i in range(rank.COUNT) if i != VICTIM))
+
+
+if __name__ == "__main__":
+    main(*rank.ARGS)
