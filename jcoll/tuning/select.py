@@ -26,6 +26,9 @@ from jcoll.tuning.candidates import HOSTS, Candidate, Request, candidates
 MARGIN = 0.1
 """Measurements are not better than that; and who is not clearly faster shall not change bits."""
 
+FAR = 1.6
+"""A number of ranks so many times that of the measurement has costs of its own."""
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -98,8 +101,26 @@ def _measured(request: Request) -> tuple[Mapping[str, float], str]:
         found = t.find(request.placement, request.op, request.num_ranks, nbytes)
         if found is not None and "direct" in found.us:
             whose = "shipped" if t is table.shipped(request.device_kind) else "own table"
-            return found.us, f"measured, {found.num_ranks} ranks, {whose}"
+            source = f"measured, {found.num_ranks} ranks, {whose}"
+            ratio = request.num_ranks / found.num_ranks
+            if 1 / FAR < ratio < FAR:
+                return found.us, source
+            return _scaled(request, found), f"{source}, scaled by the model"
     return {}, ""
+
+
+def _scaled(request: Request, found: table.Found) -> dict[str, float]:
+    """Costs for another number of ranks: as the model says that they grow. Those that it does not
+    know are left out."""
+    scaled = {}
+    for name, us in found.us.items():
+        here, there = (
+            cost_model.estimate(request.op, name, n, request.nbytes, request.placement)
+            for n in (request.num_ranks, found.num_ranks)
+        )
+        if here is not None and there:
+            scaled[name] = us * here / there
+    return scaled
 
 
 def _among(names: list[str], us: Mapping[str, float]) -> dict[str, float]:

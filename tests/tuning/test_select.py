@@ -105,6 +105,21 @@ def test_empty_arrays(use):
     assert select(Request("all_reduce", (4,), 0)).algorithm == "direct"
 
 
+def test_many_more_ranks_than_measured(use):
+    """Who reads all of everybody's array pays for it with each further rank."""
+    us = {"direct": 1000.0, "two_shot": 1100.0, "xla": 2000.0}
+    use([row(us, 4 << 20, PROCESSES)])
+    chosen = {
+        n: select(Request("all_reduce", (n,), 4 << 20, PROCESSES)).algorithm for n in (4, 6, 8, 64)
+    }
+    assert chosen == {4: "direct", 6: "direct", 8: "two_shot", 64: "two_shot"}
+    best, *_, xla = priced(Request("all_reduce", (8,), 4 << 20, PROCESSES))
+    assert (best.algorithm, best.source) == (
+        *("two_shot", "measured, 4 ranks, shipped, scaled by the model"),
+    )
+    assert (xla.algorithm, xla.us) == ("xla", None)
+
+
 def test_candidates_in_order(use):
     use([row({"direct": 10.0, "ring": 5.0, "xla": 7.0})])
     found = priced(Request("all_reduce", (5,), 1024))
