@@ -45,12 +45,26 @@ def leave(*survivors: int) -> None:
 
     client = _compat.distributed_client()
     for step in ("has come", "ends"):
-        client.key_value_set(f"tests/{step}/{ME}", "")
+        client.key_value_set(f"tests/{step}/{ME}", str(os.getpid()))
         for other in survivors or range(COUNT):
             if step == "has come" or ME == 0:
-                client.blocking_key_value_get(f"tests/{step}/{other}", 20_000)
+                pid = int(client.blocking_key_value_get(f"tests/{step}/{other}", 20_000))
+                if step == "ends" and other != ME:
+                    wait_for_end(pid)
     sys.stdout.flush()
     os._exit(0)
+
+
+def wait_for_end(pid: int, timeout_s: float = 10) -> None:
+    until = time.monotonic() + timeout_s
+    while time.monotonic() < until:
+        try:
+            with open(f"/proc/{pid}/stat") as f:
+                if f.read().rpartition(")")[2].split()[0] in "ZX":
+                    return
+        except OSError:
+            return
+        time.sleep(0.01)
 
 
 def mesh_of(**sizes: int) -> Mesh:
