@@ -1,0 +1,88 @@
+"""Two hosts of two processes: values against lax, and the bytes that cross. See test_hosts.py."""
+
+import functools
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import rank
+from jax import lax
+from jax.sharding import PartitionSpec as P
+from rank import ME, mesh_of, put, report
+
+import jcoll
+
+CALLS = 4
+ELEMENTS = 2 << 20  # Of float32: 8 MiB.
+
+OPS = {
+    "psum": lambda m, axes, x: m.psum(x, axes),
+    "pmax": lambda m, axes, x: m.pmax(x, axes),
+    "pmean": lambda m, axes, x: m.pmean(x, axes),
+    "psum_scatter": lambda m, axes, x: m.psum_scatter(x, axes, tiled=True),
+    "all_gather": lambda m, axes, x: m.all_gather(x, axes, tiled=True),
+    "all_to_all": lambda m, axes, x: m.all_to_all(x, axes, 0, 0, tiled=True),
+}
+
+
+def spmd(f, mesh):
+    spec = P(mesh.axis_names)
+    return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
+
+
+def check(mesh, axes, name, count):
+    """Whether jcoll's result is lax's, and which algorithm gave it."""
+    n = jax.device_count()
+    x = np.random.default_rng(count).integers(-50, 50, n * n * count).astype(np.float32)
+    sharding = jax.sharding.NamedSharding(mesh, P(mesh.axis_names))
+    placed = jax.make_array_from_callback(x.shape, sharding, lambda i: x[i])
+    ours, theirs = (spmd(functools.partial(OPS[name], m, axes), mesh) for m in (jcoll, lax))
+    algorithm = jcoll.explain(ours, placed)[0].algorithm
+    pairs = zip(ours(placed).addressable_shards, theirs(placed).addressable_shards, strict=True)
+    same = all(np.allclose(a.data, b.data, rtol=1e-6) for a, b in pairs)
+    return {"case": f"{name} over {axes}, {count}", "same": same, "algorithm": algorithm}
+
+
+def values():
+    flat, both = mesh_of(), mesh_of(host=2, local=jax.device_count() // 2)
+    rows = [
+        check(mesh, axes, name, count)
+        for mesh, axes in ((flat, "x"), (both, ("host", "local")), (both, "local"), (both, "host"))
+        for name in OPS
+        for count in (5, 70_001)
+        if count < 10 or name == "psum"
+    ]
+    report("values", rows=rows)
+
+
+def sent():
+    (counter,) = Path("/sys/class/net").glob("veth*/statistics/tx_bytes")
+    return int(counter.read_text())
+
+
+def traffic():
+    """Bytes that leave this host per call, by jcoll and by lax."""
+    mesh = mesh_of(host=2, local=2)
+    x = put(mesh, np.ones((2, 2, ELEMENTS), np.float32))
+    for name, m in (("jcoll", jcoll), ("lax", lax)):
+        spec = P("host", "local")
+        f = jax.jit(
+            jax.shard_map(
+                lambda v, m=m: m.psum(v, ("host", "local")),
+                mesh=mesh,
+                in_specs=spec,
+                out_specs=spec,
+                check_vma=False,
+            )
+        )
+        f(x).block_until_ready()
+        time.sleep(0.5)  # Until the others are done, too.
+        before = sent()
+        for _ in range(CALLS):
+            f(x).block_until_ready()
+        time.sleep(0.5)
+        report(name, bytes=(sent() - before) / CALLS, nbytes=ELEMENTS * 4, process=ME)
+
+
+{"values": values, "traffic": traffic}[rank.ARGS[0]]()
