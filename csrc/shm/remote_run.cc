@@ -64,28 +64,36 @@ RemoteRun::RemoteRun(Setup setup) : s_(std::move(setup)), world_(World::Get()) {
 void RemoteRun::Post() {
   const int64_t areas = int64_t{num_local_[world_->self()]} * kCursors;
   arena_nbytes_ = areas * (int64_t{sizeof(Counter)} + s_.programs->max_slots * lane_nbytes_);
-  own_ = world_->OpenPost(s_.key, members_, s_.signature, s_.call);
-  arena_offset_ = world_->Allocate(arena_nbytes_);
-  if (own_ == nullptr || arena_offset_ < 0) {
+  own_ = world_->OpenPost(s_.key, members_, s_.signature, num_missing_, s_.call);
+  if (own_ == nullptr) {
+    Fail(FailureCode::kInternal, "more than " + std::to_string(World::kMaxPosts) +
+                                     " collectives are open at once.\n"
+                                     "  Wait for results now and then (jax.block_until_ready).");
+  } else if (arena_nbytes_ > world_->arena_nbytes()) {
     Fail(FailureCode::kInternal,
-         own_ == nullptr ? "more than " + std::to_string(World::kMaxPosts) +
-                               " collectives are open at once.\n"
-                               "  Wait for results now and then (jax.block_until_ready)."
-                         : "no " + std::to_string(arena_nbytes_) +
-                               " bytes of shared memory are left.\n"
-                               "  Raise JCOLL_SHM_SIZE, or keep fewer collectives in flight.");
-    return;
+         "it needs " + std::to_string(arena_nbytes_) + " bytes of shared memory, of " +
+             std::to_string(world_->arena_nbytes()) + " in all.\n  Raise JCOLL_SHM_SIZE.");
+  } else {
+    GetReady();
   }
+}
+
+// Takes staging areas, as soon as there are some: others that are in flight may hold all there is.
+bool RemoteRun::GetReady() {
+  arena_offset_ = world_->Allocate(arena_nbytes_);
+  if (arena_offset_ < 0) return false;
+  const int64_t areas = int64_t{num_local_[world_->self()]} * kCursors;
   std::memset(world_->At(world_->self(), arena_offset_), 0, areas * sizeof(Counter));
   own_->arena_offset.store(arena_offset_);
-  own_->readers_left.store(num_missing_);
   own_->state.store(PostState::kReady);
   RingPeers();
+  return true;
 }
 
 RemoteRun::Status RemoteRun::Advance() {
   moved_ = false;
   if (failure_) return Status::kFailed;
+  if (arena_offset_ < 0 && !GetReady()) return Status::kRunning;
   if (num_missing_ > 0 && !AllHaveArrived()) {
     return failure_ ? Status::kFailed : Status::kRunning;
   }
@@ -174,20 +182,26 @@ bool RemoteRun::Step(Cursor* cursor) {
 bool RemoteRun::MayBegin(const Cursor& cursor) {
   if (cursor.round == 0) return true;
   const std::vector<int32_t>& receivers = s_.programs->ranks[cursor.rank].receivers;
-  return std::all_of(receivers.begin(), receivers.end(), [&](int32_t receiver) {
-    return CounterOf(receiver, cursor.index)->done.load(std::memory_order_acquire) >=
-           static_cast<uint64_t>(cursor.round);
-  });
+  return std::all_of(receivers.begin(), receivers.end(),
+                     [&](int32_t receiver) { return HasDone(receiver, cursor); });
+}
+
+bool RemoteRun::HasDone(int receiver, const Cursor& cursor) {
+  return CounterOf(receiver, cursor.index)->done.load(std::memory_order_acquire) >=
+         static_cast<uint64_t>(cursor.round);
 }
 
 bool RemoteRun::IsReady(const Cursor& cursor, const RankProgram::Action& action) {
-  return std::all_of(action.srcs.begin(), action.srcs.end(), [&](const RankProgram::Operand& src) {
-    if (src.slot == RankProgram::kNone) return true;
-    const uint64_t before =
-        static_cast<uint64_t>(cursor.round) * s_.programs->ranks[src.rank].num_messages;
-    return CounterOf(src.rank, cursor.index)->sent.load(std::memory_order_acquire) >
-           before + src.message;
-  });
+  return std::all_of(action.srcs.begin(), action.srcs.end(),
+                     [&](const RankProgram::Operand& src) { return HasSent(src, cursor); });
+}
+
+bool RemoteRun::HasSent(const RankProgram::Operand& src, const Cursor& cursor) {
+  if (src.slot == RankProgram::kNone) return true;
+  const uint64_t before =
+      static_cast<uint64_t>(cursor.round) * s_.programs->ranks[src.rank].num_messages;
+  return CounterOf(src.rank, cursor.index)->sent.load(std::memory_order_acquire) >
+         before + src.message;
 }
 
 void RemoteRun::Run(const Cursor& cursor, const RankProgram::Action& action) {
@@ -295,7 +309,7 @@ void RemoteRun::Finish() {
   for (class Post* post : posts_) {
     if (post != nullptr) post->readers_left.fetch_sub(1);
   }
-  if (own_ != nullptr) world_->Retire(own_, arena_offset_, arena_nbytes_);
+  if (own_ != nullptr) world_->Retire(own_, arena_offset_, arena_offset_ < 0 ? 0 : arena_nbytes_);
   RingPeers();
 }
 
@@ -326,7 +340,10 @@ RemoteRun::Status RemoteRun::CheckHealth(int64_t now_ns) {
       const class Post* other =
           world_->FindConflict(process, s_.key, members_, s_.opened_ns, now_ns,
                                /*waits=*/IsIdle(process, now_ns) && IsIdle(world_->self(), now_ns));
-      if (other != nullptr) return Mismatch(process, other->call);
+      if (other != nullptr) {
+        world_->SettleConflicts(now_ns);
+        return Mismatch(process, other->call);
+      }
     }
   }
   if (now_ns - s_.opened_ns > s_.timeout_s * kSecond) {
@@ -352,7 +369,30 @@ std::string RemoteRun::RanksOf(int process) const {
   return (count == 1 ? "rank " : "ranks ") + ranks + " (" + world_->NameOf(process) + ")";
 }
 
-std::string RemoteRun::DeadlineText() const {
+// The processes that our ranks wait for.
+std::string RemoteRun::Laggards() {
+  std::vector<bool> awaited(world_->num_processes());
+  for (const Cursor& cursor : cursors_) {
+    if (cursor.round == cursor.num_rounds) continue;
+    const RankProgram& program = s_.programs->ranks[cursor.rank];
+    if (!cursor.has_begun) {
+      for (int32_t receiver : program.receivers) {
+        if (!HasDone(receiver, cursor)) awaited[s_.process_of[receiver]] = true;
+      }
+      continue;
+    }
+    for (const RankProgram::Operand& src : program.actions[cursor.action].srcs) {
+      if (!HasSent(src, cursor)) awaited[s_.process_of[src.rank]] = true;
+    }
+  }
+  std::string list;
+  for (int process = 0; process < world_->num_processes(); ++process) {
+    if (awaited[process]) list += (list.empty() ? "" : ", ") + RanksOf(process);
+  }
+  return list.empty() ? "some of them" : list;
+}
+
+std::string RemoteRun::DeadlineText() {
   std::string arrived = RanksOf(world_->self()), missing;
   for (int process = 0; process < world_->num_processes(); ++process) {
     if (process == world_->self() || num_local_[process] == 0) continue;
@@ -361,10 +401,17 @@ std::string RemoteRun::DeadlineText() const {
   }
   char seconds[32];
   std::snprintf(seconds, sizeof(seconds), "%.10g s", s_.timeout_s);
+  if (arena_offset_ < 0) {
+    return std::string("timed out after ") + seconds +
+           ": other collectives in flight held all shared memory.\n  Raise JCOLL_SHM_SIZE, or keep "
+           "fewer collectives in flight.";
+  }
   if (missing.empty()) {
     return std::string("timed out after ") + seconds +
-           ": all ranks arrived, but one stopped on the way.\n  Look for a process that is stopped "
-           "or starved; raise timeout_s= or JCOLL_TIMEOUT if it is only slow.";
+           ": all ranks arrived, but no more came from " + Laggards() +
+           ".\n  Look for a process that is stopped or starved; raise timeout_s= or JCOLL_TIMEOUT "
+           "if "
+           "it is only slow.";
   }
   return std::string("timed out after ") + seconds + ": arrived: " + arrived +
          "; missing: " + missing +

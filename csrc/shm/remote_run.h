@@ -69,13 +69,16 @@ class RemoteRun : public RemoteWork {
   };
 
   void Post();
+  bool GetReady();
   bool AllHaveArrived();
   bool HasArrived(int process);
   Status Mismatch(int process, const char* call);
   Status FailLike(int process);
   bool Step(Cursor* cursor);
   bool MayBegin(const Cursor& cursor);
+  bool HasDone(int receiver, const Cursor& cursor);
   bool IsReady(const Cursor& cursor, const RankProgram::Action& action);
+  bool HasSent(const RankProgram::Operand& src, const Cursor& cursor);
   void Run(const Cursor& cursor, const RankProgram::Action& action);
   void Move(const Cursor& cursor, const RankProgram::Action& action, int64_t begin, int64_t nbytes);
   void MoveStream(const Cursor& cursor, const RankProgram::Action& action, int64_t begin);
@@ -89,7 +92,8 @@ class RemoteRun : public RemoteWork {
   Status FailWith(Failure failure, const std::string& cause);
   bool IsIdle(int process, int64_t now_ns) const;
   std::string RanksOf(int process) const;
-  std::string DeadlineText() const;
+  std::string Laggards();
+  std::string DeadlineText();
 
   Setup s_;
   World* const world_;

@@ -123,7 +123,7 @@ char* World::At(int process, int64_t arena_offset) const {
   return segments_[process]->data() + arena_offset;
 }
 
-Post* World::OpenPost(const Key& key, uint64_t members, uint64_t signature,
+Post* World::OpenPost(const Key& key, uint64_t members, uint64_t signature, int num_readers,
                       const std::string& call) {
   std::lock_guard<std::mutex> lock(mu_);
   SweepLocked();
@@ -136,7 +136,7 @@ Post* World::OpenPost(const Key& key, uint64_t members, uint64_t signature,
     post.members.store(members);
     post.signature.store(signature);
     post.arena_offset.store(0);
-    post.readers_left.store(0);
+    post.readers_left.store(num_readers);
     CopyText(call, post.call, sizeof(post.call));
     post.state.store(PostState::kOpen);
     return &post;
@@ -204,6 +204,8 @@ void World::ReleaseLocked(int64_t offset, int64_t nbytes) {
   }
 }
 
+int64_t World::arena_nbytes() const { return segments_[self_]->nbytes() - ArenaOffset(); }
+
 Post* World::Find(int process, const Key& key) const {
   for (int i = 0; i < kWindow; ++i) {
     Post& post = posts(process)[(key.lo + i) % kMaxPosts];
@@ -224,6 +226,7 @@ Post* World::FindConflict(int process, const Key& key, uint64_t members, int64_t
         waits && state == PostState::kReady && now_ns - post.opened_ns.load() > kSecond;
     if (!has_failed && !has_waited) continue;
     if (IsKey(post, key) || post.members.load() != members) continue;
+    if (post.opened_ns.load() < settled_ns_.load()) continue;
     const Key other{post.key_hi.load(), post.key_lo.load()};
     if (Find(self_, other) == nullptr) return &post;
   }

@@ -38,8 +38,8 @@ Key MakeKey(std::initializer_list<uint64_t> parts);
 
 enum class PostState : uint32_t {
   kFree,
-  kOpen,    // Some local ranks have arrived.
-  kReady,   // All local ranks have; counters and staging may be used.
+  kOpen,    // Its counters and staging areas are not there yet.
+  kReady,   // They are.
   kFailed,  // `error` says why.
 };
 
@@ -53,7 +53,7 @@ struct Post {
   std::atomic<uint64_t> signature;    // What is called: a hash.
   std::atomic<int64_t> arena_offset;  // Of the counters; the staging areas follow.
   char call[384];                     // What is called, for people, and where.
-  char error[512];                    // Why it failed.
+  char error[1024];                   // Why it failed.
 };
 
 enum class ProcessState : uint32_t { kStarting, kAlive, kLeaving };
@@ -93,12 +93,14 @@ class World {
   std::string NameOf(int process) const { return "process " + std::to_string(peers_[process].id); }
 
   // This process's posts.
-  Post* OpenPost(const Key& key, uint64_t members, uint64_t signature, const std::string& call);
+  Post* OpenPost(const Key& key, uint64_t members, uint64_t signature, int num_readers,
+                 const std::string& call);
   void Fail(Post* post, const std::string& why);
   // Lets go of a post when all readers have; see Sweep.
   void Retire(Post* post, int64_t arena_offset, int64_t arena_nbytes);
   // -1 if there is not so much left.
   int64_t Allocate(int64_t nbytes);
+  int64_t arena_nbytes() const;
 
   // Another process's post for a key; null if it has not come yet.
   Post* Find(int process, const Key& key) const;
@@ -107,6 +109,8 @@ class World {
   // that has waited for a second itself.
   Post* FindConflict(int process, const Key& key, uint64_t members, int64_t since_ns,
                      int64_t now_ns, bool waits) const;
+  // A conflict has been found and told: what peers had open until now belongs to it.
+  void SettleConflicts(int64_t now_ns) { settled_ns_.store(now_ns); }
   char* At(int process, int64_t arena_offset) const;
 
   // Tells processes that there is news.
@@ -152,6 +156,7 @@ class World {
   std::vector<ProcessInfo> peers_;
   std::vector<int> pidfds_;
 
+  std::atomic<int64_t> settled_ns_{0};
   std::mutex mu_;
   std::vector<Retired> retired_;  // Oldest first.
   std::vector<Free> free_;        // By offset; neighbours are joined.

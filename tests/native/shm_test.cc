@@ -289,6 +289,34 @@ TEST(APeerThatDoesNotCome) {
          }) == Zeros(2));
 }
 
+// More in flight than staging areas fit: they take turns, and nothing is lost or left behind.
+TEST(TurnsAtSharedMemory) {
+  static constexpr int kSites = 6, kCount = 200003;
+  EXPECT(InProcesses(
+             2,
+             [](int process) {
+               std::vector<std::unique_ptr<Site>> sites;
+               for (int i = 0; i < kSites; ++i) {
+                 Description d = Remote(2, 1, kCount, "shm_test.cc:11");
+                 d.site_index = i;
+                 sites.push_back(std::make_unique<Site>(d));
+               }
+               for (int run = 0; run < 5; ++run) {
+                 std::vector<std::unique_ptr<Call>> calls;
+                 if (process == 1) std::this_thread::sleep_for(milliseconds(20));
+                 for (int i = 0; i < kSites; ++i) {
+                   calls.push_back(std::make_unique<Call>(int64_t{kCount}, i));
+                   calls[i]->Arrive(sites[i].get(), run, process);
+                 }
+                 for (int i = 0; i < kSites; ++i) {
+                   EXPECT_EQ(calls[i]->outcome.Error(0), "");
+                   EXPECT_EQ(calls[i]->out[kCount - 1], 2 * (i + kCount - 1));
+                 }
+               }
+             },
+             /*arena_nbytes=*/1 << 20) == Zeros(2));
+}
+
 TEST(NoSharedMemoryLeft) {
   EXPECT(InProcesses(
              2,
