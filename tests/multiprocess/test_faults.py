@@ -67,8 +67,7 @@ def test_gone(how: str, when: str) -> None:
         failed = results[i].report("failed")
         assert re.search(GONE[how], failed["text"]), failed["text"]
         assert re.search(r"jcoll\.all_reduce over axis 'x' .*faults\.py:\d+", failed["text"])
-        if (how, when) != ("stop", "inside"):  # Not yet: "one stopped on the way".
-            assert "rank 1 (process 1)" in failed["text"], failed["text"]
+        assert "rank 1 (process 1)" in failed["text"], failed["text"]
         seconds = failed["at"] - wrong_at
         print(f"{how} {when}: process {i} after {seconds:.2f} s: {failed['text']}")
         if how == "stop":

@@ -22,7 +22,7 @@ JOBS = [
     pytest.param(2, 1, "values.py", "large", marks=slow),
     pytest.param(2, 3, "values.py", "matrix lanes large bits rows", marks=slow),
     pytest.param(2, 3, "programs.py", "transforms groups intercepted", marks=slow),
-    pytest.param(4, 1, "values.py", "matrix lanes large bits rows", marks=slow),
+    pytest.param(4, 1, "values.py", "lanes bits rows", marks=slow),
     pytest.param(4, 1, "programs.py", "transforms independent in_flight groups", marks=slow),
     pytest.param(4, 2, "programs.py", "sub_axes groups", marks=slow),
 ]

@@ -1,7 +1,6 @@
 """The simulation: against closed formulas, and against the model written out for one message."""
 
 import resource
-import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -246,15 +245,9 @@ def test_every_algorithm_takes_longer_for_more(topology):
                 np.testing.assert_allclose(found[7:8], one)
 
 
-@pytest.mark.parametrize(
-    ("n", "seconds"), [(256, 20), pytest.param(4096, 60, marks=pytest.mark.slow)]
-)
-def test_many_ranks(n, seconds, record_property):
-    """4,096: all all_reduce algorithms, 20 sizes; the limits are for one core."""
-    begun, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def test_many_ranks():
+    """Nothing is kept: 1,024 ranks take little memory. docs/topologies.md has the time of 4,096."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for a in registry.all_algorithms("all_reduce"):
-        if a.supports(n) is None:
-            assert np.all(simulate(a, n, SIZES, PRESETS["nvswitch"]) > 0)
-    record_property("seconds", time.process_time() - begun)
-    assert time.process_time() - begun < seconds
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 4 << 20  # KiB
+        assert np.all(simulate(a, 1024, SIZES, PRESETS["nvswitch"]) > 0)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB
