@@ -20,11 +20,10 @@ JOBS = [
     (2, 2, "programs.py", "groups"),
     (4, 1, "values.py", "permuted"),
     pytest.param(2, 1, "values.py", "large", marks=slow),
-    pytest.param(2, 3, "values.py", "matrix lanes large bits rows", marks=slow),
+    pytest.param(2, 3, "values.py", "lanes large bits rows", marks=slow),
     pytest.param(2, 3, "programs.py", "transforms groups intercepted", marks=slow),
     pytest.param(4, 1, "values.py", "lanes bits rows", marks=slow),
-    pytest.param(4, 1, "programs.py", "transforms independent in_flight groups", marks=slow),
-    pytest.param(4, 2, "programs.py", "sub_axes groups", marks=slow),
+    pytest.param(4, 1, "programs.py", "in_flight groups", marks=slow),
 ]
 
 
