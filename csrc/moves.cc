@@ -63,6 +63,10 @@ std::vector<MoveList::Piece> MoveList::Cut(int64_t piece_traffic_nbytes) const {
 
 void MoveList::Prefault(const Piece& piece) const {
   const Move& m = moves_[piece.move];
+  // Up to two destinations are written in long runs, in which faults cost no more than populating
+  // does: an all_gather of 4 MiB on 2 ranks took 522 us with faults, 644 us with pages populated
+  // first.
+  if (m.num_dsts <= 2) return;
   for (int i = 0; i < m.num_dsts; ++i) {
     jcoll::Prefault(static_cast<char*>(dsts_[m.first_dst + i]) + piece.begin,
                     piece.end - piece.begin);

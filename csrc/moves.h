@@ -57,7 +57,7 @@ class MoveList {
   }
   int size() const { return static_cast<int>(moves_.size()); }
 
-  // Has the pages that a piece will write mapped, where they are fresh.
+  // Has the pages that a piece will write mapped, where they are fresh and that pays.
   void Prefault(const Piece& piece) const;
 
   // Runs a piece. `reduce` is needed by moves with more than one source.
