@@ -74,13 +74,14 @@ void RemoteRun::Post() {
          "it needs " + std::to_string(arena_nbytes_) + " bytes of shared memory, of " +
              std::to_string(world_->arena_nbytes()) + " in all.\n  Raise JCOLL_SHM_SIZE.");
   } else {
+    ticket_ = world_->TakeTicket();
     GetReady();
   }
 }
 
 // Takes staging areas, as soon as there are some: others that are in flight may hold all there is.
 bool RemoteRun::GetReady() {
-  arena_offset_ = world_->Allocate(arena_nbytes_);
+  arena_offset_ = world_->Allocate(arena_nbytes_, ticket_);
   if (arena_offset_ < 0) return false;
   const int64_t areas = int64_t{num_local_[world_->self()]} * kCursors;
   std::memset(world_->At(world_->self(), arena_offset_), 0, areas * sizeof(Counter));
@@ -309,6 +310,7 @@ void RemoteRun::Finish() {
   for (class Post* post : posts_) {
     if (post != nullptr) post->readers_left.fetch_sub(1);
   }
+  if (arena_offset_ < 0 && ticket_ != kNoTicket) world_->ForgetTicket(ticket_);
   if (own_ != nullptr) world_->Retire(own_, arena_offset_, arena_offset_ < 0 ? 0 : arena_nbytes_);
   RingPeers();
 }

@@ -105,6 +105,8 @@ class RemoteRun : public RemoteWork {
   int num_missing_ = 0;  // Processes that have not arrived.
   int64_t chunk_nbytes_ = 0, lane_nbytes_ = 0, num_lanes_ = 0;
   int64_t arena_offset_ = -1, arena_nbytes_ = 0;
+  static constexpr uint64_t kNoTicket = UINT64_MAX;
+  uint64_t ticket_ = kNoTicket;  // For the arena.
   std::vector<Cursor> cursors_;
   std::vector<char> scratch_;
   size_t cursors_left_ = 0;

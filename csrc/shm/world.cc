@@ -174,9 +174,21 @@ void World::SweepLocked() {
   retired_.resize(kept);
 }
 
-int64_t World::Allocate(int64_t nbytes) {
+uint64_t World::TakeTicket() {
+  std::lock_guard<std::mutex> lock(mu_);
+  waiting_.insert(next_ticket_);
+  return next_ticket_++;
+}
+
+void World::ForgetTicket(uint64_t ticket) {
+  std::lock_guard<std::mutex> lock(mu_);
+  waiting_.erase(ticket);
+}
+
+int64_t World::Allocate(int64_t nbytes, uint64_t ticket) {
   nbytes = RoundUp(nbytes);
   std::lock_guard<std::mutex> lock(mu_);
+  if (*waiting_.begin() != ticket) return -1;
   SweepLocked();
   for (auto f = free_.begin(); f != free_.end(); ++f) {
     if (f->nbytes < nbytes) continue;
@@ -184,6 +196,7 @@ int64_t World::Allocate(int64_t nbytes) {
     f->offset += nbytes;
     f->nbytes -= nbytes;
     if (f->nbytes == 0) free_.erase(f);
+    waiting_.erase(ticket);
     return offset;
   }
   return -1;

@@ -21,6 +21,7 @@
 #include <initializer_list>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -98,8 +99,13 @@ class World {
   void Fail(Post* post, const std::string& why);
   // Lets go of a post when all readers have; see Sweep.
   void Retire(Post* post, int64_t arena_offset, int64_t arena_nbytes);
-  // -1 if there is not so much left.
-  int64_t Allocate(int64_t nbytes);
+  // Memory is given in the order of tickets, as all processes would: two that took turns in another
+  // order could each hold what the other's next collective needs.
+  uint64_t TakeTicket();
+  // -1 if there is not so much left yet, or if an earlier ticket still waits.
+  int64_t Allocate(int64_t nbytes, uint64_t ticket);
+  // The holder of a ticket does not want memory any more.
+  void ForgetTicket(uint64_t ticket);
   int64_t arena_nbytes() const;
 
   // Another process's post for a key; null if it has not come yet.
@@ -160,6 +166,8 @@ class World {
   std::mutex mu_;
   std::vector<Retired> retired_;  // Oldest first.
   std::vector<Free> free_;        // By offset; neighbours are joined.
+  uint64_t next_ticket_ = 0;
+  std::set<uint64_t> waiting_;
   int64_t cpu_ns_ = 0, cpu_checked_ns_ = 0;
 };
 
