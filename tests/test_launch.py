@@ -161,7 +161,9 @@ def test_one_job(launch, tmp_path):
     for rank in range(3):
         lines = [line[4:] for line in out if line.startswith(f"[{rank}]")]
         log = (tmp_path / f"logs/new/rank-{rank}.log").read_text().splitlines(keepends=True)
-        assert lines == [line for line in log if not re.match(r"host|.*(\[Gloo\]|peer ranks)|\n", line)]
+        assert lines == [
+            line for line in log if not re.match(r"host|.*(\[Gloo\]|peer ranks)|\n", line)
+        ]
         assert lines[1] == (
             "jax.distributed.initialize under jcoll launch: num_processes=7, but this is rank "
             f"{rank} of 3.\n"
