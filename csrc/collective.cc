@@ -163,8 +163,7 @@ std::string Collective::TimeoutMessage(int64_t num_mesh_groups) const {
          ".\n  Every rank of the group must reach this call: look for a lax.cond or a loop whose "
          "condition differs between ranks, for a rank that is slow or stuck before it, or (jaxlib "
          "before 0.12) for more than 32 programs dispatched and not waited for; raise timeout_s= "
-         "or "
-         "JCOLL_TIMEOUT if a rank is only slow.";
+         "or JCOLL_TIMEOUT if a rank is only slow.";
 }
 
 void Collective::Start(int last_rank) {
@@ -306,16 +305,13 @@ void Collective::Run(int index) {
 
 RemoteRun::Setup Collective::RemoteSetup() const {
   RemoteRun::Setup setup;
-  setup.key = MakeKey({std::hash<std::string>()(d_->program), static_cast<uint64_t>(d_->site_index),
+  setup.key = MakeKey({d_->remote_name.program, static_cast<uint64_t>(d_->site_index),
                        static_cast<uint64_t>(d_->ordinal), static_cast<uint64_t>(mesh_group_),
                        static_cast<uint64_t>(group_), static_cast<uint64_t>(visit_)});
-  setup.where = d_->Where();
-  setup.call = d_->Signature();
-  setup.signature = std::hash<std::string>()(setup.call + d_->Layout());
-  if (!d_->call_site.empty()) setup.call += " called at " + d_->call_site;
+  setup.name = &d_->remote_name;
   setup.process_of = process_of_;
   setup.buffers = buffers_.data();
-  if (d_->motion == Motion::kBlocks || !d_->plans.empty()) setup.programs = d_->ProgramsOf(group_);
+  setup.programs = d_->ProgramsOf(group_);
   if (d_->motion == Motion::kBlocks) {
     setup.block_nbytes = d_->block_nbytes;
     if (setup.programs->reduces) {
@@ -340,7 +336,7 @@ void Collective::StartRemote(int last_rank) {
   if (d_->motion == Motion::kBlocks) {
     remote_ = std::make_unique<RemoteRun>(RemoteSetup());
   } else {
-    remote_ = std::make_unique<RowRun>(d_.get(), RemoteSetup());
+    remote_ = std::make_unique<RowRun>(d_.get(), group_, RemoteSetup());
   }
   if (d_->output_nbytes() > kInlineTraffic) PrepareOutputs();
   // Peers that are as far as we are answer within microseconds: sooner than another thread wakes

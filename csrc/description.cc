@@ -1,6 +1,7 @@
 #include "description.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <set>
 #include <utility>
@@ -96,6 +97,35 @@ std::optional<Failure> ValidateBlocks(const Description& d) {
   return std::nullopt;
 }
 
+// Everybody gets everybody's block.
+std::vector<int64_t> GatherMap(int n) {
+  std::vector<int64_t> map(static_cast<size_t>(n) * n);
+  for (int r = 0; r < n; ++r) {
+    for (int b = 0; b < n; ++b) map[r * n + b] = b;
+  }
+  return map;
+}
+
+// Block b of rank r goes to rank b as its block r.
+std::vector<int64_t> ExchangeMap(int n) {
+  std::vector<int64_t> map(static_cast<size_t>(n) * n);
+  for (int r = 0; r < n; ++r) {
+    for (int b = 0; b < n; ++b) map[r * n + b] = int64_t{b} * n + r;
+  }
+  return map;
+}
+
+// What must be the same on all ranks beside Description::Signature, for a hash.
+std::string Layout(const Description& d) {
+  std::string text = std::to_string(d.block_nbytes);
+  for (int64_t n :
+       {d.row_nbytes, d.in_rows, d.out_rows, int64_t{d.index_nbytes}, int64_t{d.num_updates}}) {
+    text += "/" + std::to_string(n);
+  }
+  for (int64_t v : d.source_map) text += "," + std::to_string(v);
+  return text;
+}
+
 // Blocks with the same source become one move with several destinations: a block that every rank
 // needs is read (or reduced) once.
 void BuildBlockMoves(const Description& d, const std::vector<RankBuffers>& ranks, MoveList* moves) {
@@ -138,11 +168,23 @@ std::shared_ptr<const PlanPrograms> Description::ProgramsOf(int group) const {
   return {plans[group], &plans[group]->programs};
 }
 
-void Description::MakeMapPrograms() {
+void Description::MakeRemote() {
+  auto make = [](int num_ranks, int in, int out, const std::vector<int64_t>& map) {
+    return std::make_shared<const PlanPrograms>(MakePrograms(num_ranks, in, out, map));
+  };
   for (int g = 0; g < num_groups(); ++g) {
-    map_programs.push_back(std::make_shared<const PlanPrograms>(
-        MakePrograms(group_size(g), in_blocks, out_blocks, source_map)));
+    const int n = group_size(g);
+    if (motion == Motion::kBlocks) {
+      if (plans.empty()) map_programs.push_back(make(n, in_blocks, out_blocks, source_map));
+    } else {
+      if (plans.empty()) map_programs.push_back(make(n, n, n, ExchangeMap(n)));
+      count_programs.push_back(make(n, 1, n, GatherMap(n)));
+    }
   }
+  const std::string what = Signature();
+  const std::hash<std::string> hash;
+  remote_name = {Where(), what + (call_site.empty() ? "" : " called at " + call_site),
+                 hash(what + Layout(*this)), hash(program)};
 }
 
 int64_t Description::PositionOf(int64_t mesh_group, int group, int rank) const {
@@ -162,15 +204,6 @@ std::string Description::Signature() const {
   if (reduces) text += std::string(", ") + Name(reduce_op);
   if (root >= 0) text += ", root " + std::to_string(root);
   return text + ", " + algorithm + ")";
-}
-
-std::string Description::Layout() const {
-  std::string text = std::to_string(block_nbytes);
-  for (int64_t n : {row_nbytes, in_rows, out_rows, int64_t{index_nbytes}, int64_t{num_updates}}) {
-    text += "/" + std::to_string(n);
-  }
-  for (int64_t v : source_map) text += "," + std::to_string(v);
-  return text;
 }
 
 std::string Description::Where() const {

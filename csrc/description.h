@@ -13,6 +13,7 @@
 #include "moves.h"
 #include "plan_store.h"
 #include "reduce.h"
+#include "shm/remote_run.h"
 
 namespace jcoll {
 
@@ -74,10 +75,14 @@ struct Description {
   int num_updates = 1;         // kRagged: updates per pair of ranks.
   bool drop_overflow = false;  // kVariable: rows beyond out_rows are dropped and counted.
 
-  // The programs of a group whose ranks are in several processes: its plan's, or source_map's.
+  // The programs of a group whose ranks are in several processes: its plan's, or those that follow
+  // from source_map; for rows, those of an exchange of all pairs at once.
   std::shared_ptr<const PlanPrograms> ProgramsOf(int group) const;
-  std::vector<std::shared_ptr<const PlanPrograms>> map_programs;  // By group; see MakeMapPrograms.
-  void MakeMapPrograms();
+  std::vector<std::shared_ptr<const PlanPrograms>> map_programs;    // By group.
+  std::vector<std::shared_ptr<const PlanPrograms>> count_programs;  // By group; see RowRun.
+  RemoteName remote_name;
+  // Fills in the three above, once, for calls over several processes.
+  void MakeRemote();
 
   // The buffers that the motion reads and writes.
   int num_inputs() const {
@@ -97,8 +102,6 @@ struct Description {
 
   // What must be the same on all ranks, for people: op, type, reduction, root, algorithm, axis.
   std::string Signature() const;
-  // What else must be the same, for a hash.
-  std::string Layout() const;
 
   // Where and what, the first part of every error:
   // "jcoll.all_reduce over axis 'x' (float32[8], direct) called at train.py:42".

@@ -135,7 +135,7 @@ std::optional<Failure> FindPeers(Attributes& attrs, Description* d) {
                        "several processes is loaded."};
   }
   d->ordinal = NextOrdinal(d->program, d->site_index);
-  if (d->plans.empty() && d->motion == Motion::kBlocks) d->MakeMapPrograms();
+  d->MakeRemote();
   return std::nullopt;
 }
 

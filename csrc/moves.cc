@@ -6,6 +6,17 @@
 
 namespace jcoll {
 
+void Transfer(const void* const* srcs, int num_srcs, void* const* dsts, int num_dsts,
+              int64_t nbytes, ReduceFn reduce, int64_t element_nbytes, bool stream) {
+  if (num_srcs == 0) {
+    for (int i = 0; i < num_dsts; ++i) Zero(dsts[i], nbytes, stream);
+  } else if (num_srcs == 1) {
+    CopyTo(srcs[0], dsts, num_dsts, nbytes, stream);
+  } else {
+    reduce(srcs, num_srcs, dsts, num_dsts, nbytes / element_nbytes, stream);
+  }
+}
+
 void MoveList::Clear() {
   moves_.clear();
   srcs_.clear();
@@ -87,13 +98,8 @@ void MoveList::Run(const Piece& piece, ReduceFn reduce, int64_t element_nbytes, 
   for (int i = 0; i < m.num_dsts; ++i) {
     dsts[i] = static_cast<char*>(dsts_[m.first_dst + i]) + piece.begin;
   }
-  if (m.num_srcs == 0) {
-    for (void* dst : dsts) Zero(dst, nbytes, stream);
-  } else if (m.num_srcs == 1) {
-    CopyTo(srcs[0], dsts.data(), m.num_dsts, nbytes, stream);
-  } else {
-    reduce(srcs.data(), m.num_srcs, dsts.data(), m.num_dsts, nbytes / element_nbytes, stream);
-  }
+  Transfer(srcs.data(), m.num_srcs, dsts.data(), m.num_dsts, nbytes, reduce, element_nbytes,
+           stream);
 }
 
 }  // namespace jcoll

@@ -20,6 +20,11 @@ struct RankBuffers {
   void* outputs[kMaxOutputs] = {};
 };
 
+// dsts = the reduction of srcs, a copy of one, or zeros of none: nbytes each. `reduce` is needed
+// from two on, of elements of element_nbytes.
+void Transfer(const void* const* srcs, int num_srcs, void* const* dsts, int num_dsts,
+              int64_t nbytes, ReduceFn reduce, int64_t element_nbytes, bool stream);
+
 class MoveList {
  public:
   struct Move {

@@ -1,5 +1,6 @@
 #include "plan.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -99,11 +100,21 @@ int Plan::num_chunks(PlanBuffer buffer) const {
   return num_scratch;
 }
 
-bool Plan::reduces() const {
-  for (const PlanStep& s : steps) {
-    if (s.kind == StepKind::kRecvReduce || s.kind == StepKind::kReduce) return true;
-  }
-  return false;
+PlanShape Plan::shape() const {
+  const bool reduces = std::any_of(steps.begin(), steps.end(), [](const PlanStep& s) {
+    return s.kind == StepKind::kRecvReduce || s.kind == StepKind::kReduce;
+  });
+  return {num_ranks, chunks_per_block, in_blocks(), out_blocks(), num_scratch, reduces};
+}
+
+Failure CannotBeRun(const std::string& why) {
+  return {FailureCode::kInvalidArgument, "jcoll: a plan cannot be run: " + why + "."};
+}
+
+Failure CannotBeRun(int rank, PlanBuffer buffer, int chunk, const std::string& what) {
+  static constexpr const char* kNames[] = {"input", "output", "scratch"};
+  return CannotBeRun("rank " + std::to_string(rank) + "'s " + kNames[static_cast<int>(buffer)] +
+                     "[" + std::to_string(chunk) + "] " + what);
 }
 
 std::optional<Failure> DecodePlan(const void* data, int64_t nbytes, Plan* plan) {

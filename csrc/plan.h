@@ -37,6 +37,12 @@ struct PlanStep {
   int32_t count;
 };
 
+// What every form of a plan says of its sizes.
+struct PlanShape {
+  int num_ranks = 1, chunks_per_block = 1, in_blocks = 1, out_blocks = 1, num_scratch = 0;
+  bool reduces = false;
+};
+
 struct Plan {
   PlanOp op;
   std::string algorithm;
@@ -51,11 +57,15 @@ struct Plan {
   int out_blocks() const;
   // Chunks in a buffer of every rank.
   int num_chunks(PlanBuffer buffer) const;
-  bool reduces() const;
+  PlanShape shape() const;
 };
 
 // Reads an encoded plan and checks that every index is inside what it indexes. That the plan does
 // what its op promises has been proved before it was encoded.
 std::optional<Failure> DecodePlan(const void* data, int64_t nbytes, Plan* plan);
+
+// A decoded plan that makes no sense when its steps are followed; and at which chunk.
+Failure CannotBeRun(const std::string& why);
+Failure CannotBeRun(int rank, PlanBuffer buffer, int chunk, const std::string& what);
 
 }  // namespace jcoll

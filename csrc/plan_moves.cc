@@ -40,6 +40,7 @@ class Writer {
     }
     return std::nullopt;
   }
+
   void Finish(bool simplify, PlanMoves* out) {
     ZeroWhatIsMissing();
     if (simplify) values_.Simplify();
@@ -88,15 +89,12 @@ class Writer {
     for (PlanValues::Id id : op.dsts) out->dsts.push_back(values_.value(id).place);
     std::stable_sort(out->srcs.begin() + m.first_src, out->srcs.end(),
                      [](const ChunkRef& a, const ChunkRef& b) { return a.rank < b.rank; });
+    out->rereads |= !m.is_last;
     out->moves.push_back(m);
   }
 
   static Failure Bad(const ChunkRef& c, const std::string& what) {
-    static constexpr const char* kNames[] = {"input", "output", "scratch"};
-    return {FailureCode::kInvalidArgument, "jcoll: a plan cannot be run: rank " +
-                                               std::to_string(c.rank) + "'s " +
-                                               kNames[static_cast<int>(c.buffer)] + "[" +
-                                               std::to_string(c.chunk) + "] " + what + "."};
+    return CannotBeRun(c.rank, c.buffer, c.chunk, what);
   }
 
   const Plan& plan_;
@@ -107,13 +105,7 @@ class Writer {
 
 std::optional<Failure> MakeMoves(const Plan& plan, PlanMoves* moves, bool simplify) {
   PlanMoves m;
-  m.op = plan.op;
-  m.num_ranks = plan.num_ranks;
-  m.chunks_per_block = plan.chunks_per_block;
-  m.in_blocks = plan.in_blocks();
-  m.out_blocks = plan.out_blocks();
-  m.num_scratch = plan.num_scratch;
-  m.reduces = plan.reduces();
+  static_cast<PlanShape&>(m) = plan.shape();
   Writer writer(plan);
   if (auto failure = PlanOrder<Writer>(plan, &writer).Run()) return failure;
   writer.Finish(simplify, &m);

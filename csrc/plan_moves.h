@@ -15,7 +15,7 @@
 
 namespace jcoll {
 
-struct PlanMoves {
+struct PlanMoves : PlanShape {
   // dsts[first_dst ..] = the reduction of srcs[first_src ..], in this order; a copy of one; zeros
   // of none. `part` tells the length: that of chunk number `part` of a block.
   struct Move {
@@ -24,11 +24,9 @@ struct PlanMoves {
     int32_t first_dst, num_dsts;
     bool is_last;  // No other move reads what it writes.
   };
-  PlanOp op;
-  int num_ranks = 1, chunks_per_block = 1, in_blocks = 1, out_blocks = 1, num_scratch = 0;
-  bool reduces = false;
   std::vector<Move> moves;
   std::vector<ChunkRef> srcs, dsts;
+  bool rereads = false;  // Some move reads what another has written.
 
   // Chunks read and written.
   int64_t traffic_chunks() const { return static_cast<int64_t>(srcs.size() + dsts.size()); }

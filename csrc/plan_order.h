@@ -36,18 +36,14 @@ class PlanOrder {
     }
     for (int rank = 0; rank < plan_.num_ranks; ++rank) {
       if (waiting_[rank] == kNobody) continue;
-      return Bad("rank " + std::to_string(rank) + " waits for a message from rank " +
-                 std::to_string(waiting_[rank]) + " that is never sent");
+      return CannotBeRun("rank " + std::to_string(rank) + " waits for a message from rank " +
+                         std::to_string(waiting_[rank]) + " that is never sent");
     }
     return std::nullopt;
   }
 
  private:
   static constexpr int kNobody = -1;
-
-  static Failure Bad(const std::string& what) {
-    return {FailureCode::kInvalidArgument, "jcoll: a plan cannot be run: " + what + "."};
-  }
 
   std::optional<Failure> RunRank(int rank, std::deque<int>* ready) {
     for (int& i = next_[rank]; i < plan_.first_step[rank + 1]; ++i) {
@@ -78,9 +74,9 @@ class PlanOrder {
 
   std::optional<Failure> Receive(const PlanStep& s, const PlanStep& sent) {
     if (s.count == sent.count) return visitor_->Receives(s, sent);
-    return Bad("rank " + std::to_string(sent.rank) + " sends " + std::to_string(sent.count) +
-               " chunks where rank " + std::to_string(s.rank) + " receives " +
-               std::to_string(s.count));
+    return CannotBeRun("rank " + std::to_string(sent.rank) + " sends " +
+                       std::to_string(sent.count) + " chunks where rank " + std::to_string(s.rank) +
+                       " receives " + std::to_string(s.count));
   }
 
   const Plan& plan_;

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "chunk_cuts.h"
 #include "moves.h"
 #include "plan_moves.h"
 #include "reduce.h"
@@ -22,22 +23,18 @@ class PlanRun {
   void Begin(const PlanMoves* moves, const std::vector<RankBuffers>* ranks, int64_t block_nbytes,
              ReduceFn reduce, int64_t element_nbytes, int num_threads);
 
-  int64_t traffic_nbytes() const { return moves_->traffic_chunks() * chunk_nbytes_; }
+  int64_t traffic_nbytes() const { return moves_->traffic_chunks() * cuts_.chunk_nbytes(); }
   int num_lanes() const { return num_lanes_; }
   void RunLane(int lane) const;
 
  private:
-  struct Range {
-    int64_t begin, end;  // Of a block, in bytes.
-  };
-  Range LaneOfPart(int lane, int part) const;
   char* At(const ChunkRef& c, int64_t begin, char* scratch) const;
 
   const PlanMoves* moves_ = nullptr;
   const std::vector<RankBuffers>* ranks_ = nullptr;
   ReduceFn reduce_ = nullptr;
-  int64_t block_nbytes_ = 0, element_nbytes_ = 1;
-  int64_t chunk_nbytes_ = 0;  // Of all chunks but the last ones of a block.
+  int64_t element_nbytes_ = 1;
+  ChunkCuts cuts_;
   int64_t lane_nbytes_ = 1;
   int num_lanes_ = 0;
   bool stream_ = false;

@@ -173,10 +173,7 @@ class RankWriter {
   }
 
   Failure Bad(PlanBuffer buffer, int chunk, const std::string& what) const {
-    static constexpr const char* kNames[] = {"input", "output", "scratch"};
-    return {FailureCode::kInvalidArgument,
-            "jcoll: a plan cannot be run: rank " + std::to_string(rank_) + "'s " +
-                kNames[static_cast<int>(buffer)] + "[" + std::to_string(chunk) + "] " + what + "."};
+    return CannotBeRun(rank_, buffer, chunk, what);
   }
 
   const Plan& plan_;
@@ -298,12 +295,7 @@ PlanPrograms MakePrograms(int num_ranks, int in_blocks, int out_blocks,
 
 std::optional<Failure> MakePrograms(const Plan& plan, PlanPrograms* programs) {
   PlanPrograms p;
-  p.num_ranks = plan.num_ranks;
-  p.chunks_per_block = plan.chunks_per_block;
-  p.in_blocks = plan.in_blocks();
-  p.out_blocks = plan.out_blocks();
-  p.num_scratch = plan.num_scratch;
-  p.reduces = plan.reduces();
+  static_cast<PlanShape&>(p) = plan.shape();
   Writer writer(plan, &p);
   if (auto failure = PlanOrder<Writer>(plan, &writer).Run()) return failure;
   writer.Finish();

@@ -49,10 +49,8 @@ struct RankProgram {
 };
 
 // The programs of a plan, and what is common to them.
-struct PlanPrograms {
-  int num_ranks = 1, chunks_per_block = 1, in_blocks = 1, out_blocks = 1, num_scratch = 0;
+struct PlanPrograms : PlanShape {
   int max_slots = 0;  // Of any rank.
-  bool reduces = false;
   std::vector<RankProgram> ranks;
 };
 

@@ -3,21 +3,15 @@
 #include <algorithm>
 #include <cstring>
 
-#include "../memory.h"
-
 namespace jcoll {
 namespace {
 
-constexpr int64_t kLine = 64;
 // Staging of one rank. Its cursors together stay in the L2 cache, where the peers' cores or the
 // shared L3 find them.
 constexpr int64_t kStagingNbytes = 512 << 10;
 constexpr int64_t kMinLaneNbytes = 1 << 10;
 constexpr int64_t kSecond = 1000000000;
 constexpr int64_t kIdleNs = kSecond / 2;
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t RoundUp(int64_t a, int64_t unit) { return CeilDiv(a, unit) * unit; }
 
 uint64_t Mix(uint64_t h, uint64_t v) {
   h ^= v + 0x9e3779b97f4a7c15ull + (h << 6) + (h >> 2);
@@ -36,19 +30,19 @@ RemoteRun::RemoteRun(Setup setup) : s_(std::move(setup)), world_(World::Get()) {
     members_ = Mix(members_, static_cast<uint64_t>(process) + 1);
   }
 
-  // As in plan_run.cc; all processes must come to the same cuts.
-  const int64_t parts = p.chunks_per_block;
-  chunk_nbytes_ = CeilDiv(s_.block_nbytes / s_.element_nbytes, parts) * s_.element_nbytes;
-  if (chunk_nbytes_ >= kLine * parts) chunk_nbytes_ = RoundUp(chunk_nbytes_, kLine);
-  const int64_t most = kStagingNbytes / (kCursors * std::max(1, p.max_slots)) / kLine * kLine;
-  lane_nbytes_ = std::min(std::max(kMinLaneNbytes, most), RoundUp(chunk_nbytes_, kLine));
+  cuts_ = ChunkCuts(s_.block_nbytes, s_.element_nbytes, p.chunks_per_block);
+  const int64_t chunk_nbytes = cuts_.chunk_nbytes();
+  const int64_t most =
+      kStagingNbytes / (kCursors * std::max(1, p.max_slots)) / kLineNbytes * kLineNbytes;
+  lane_nbytes_ = std::min(std::max(kMinLaneNbytes, most), RoundUp(chunk_nbytes, kLineNbytes));
   // One lane at least: a collective of nothing waits for all ranks, too.
-  num_lanes_ = std::max<int64_t>(1, CeilDiv(chunk_nbytes_, std::max<int64_t>(1, lane_nbytes_)));
+  const int64_t num_lanes =
+      std::max<int64_t>(1, CeilDiv(chunk_nbytes, std::max<int64_t>(1, lane_nbytes_)));
   for (int rank = 0; rank < p.num_ranks; ++rank) {
     if (s_.process_of[rank] != world_->self()) continue;
     for (int c = 0; c < kCursors; ++c) {
       Cursor cursor{rank, c};
-      cursor.num_rounds = num_lanes_ > c ? CeilDiv(num_lanes_ - c, kCursors) : 0;
+      cursor.num_rounds = num_lanes > c ? CeilDiv(num_lanes - c, kCursors) : 0;
       if (cursor.num_rounds > 0) cursors_.push_back(cursor);
     }
   }
@@ -64,7 +58,7 @@ RemoteRun::RemoteRun(Setup setup) : s_(std::move(setup)), world_(World::Get()) {
 void RemoteRun::Post() {
   const int64_t areas = int64_t{num_local_[world_->self()]} * kCursors;
   arena_nbytes_ = areas * (int64_t{sizeof(Counter)} + s_.programs->max_slots * lane_nbytes_);
-  own_ = world_->OpenPost(s_.key, members_, s_.signature, num_missing_, s_.call);
+  own_ = world_->OpenPost(s_.key, members_, s_.name->signature, num_missing_, s_.name->call);
   if (own_ == nullptr) {
     Fail(FailureCode::kInternal, "more than " + std::to_string(World::kMaxPosts) +
                                      " collectives are open at once.\n"
@@ -131,7 +125,7 @@ bool RemoteRun::HasArrived(int process) {
   if (state == PostState::kOpen) return false;
   posts_[process] = post;
   // First of all, and of posts that have failed too: every rank is to see for itself who differs.
-  if (post->signature.load() != s_.signature || post->members.load() != members_) {
+  if (post->signature.load() != s_.name->signature || post->members.load() != members_) {
     Mismatch(process, post->call);
     return false;
   }
@@ -142,7 +136,7 @@ bool RemoteRun::HasArrived(int process) {
 RemoteRun::Status RemoteRun::Mismatch(int process, const char* call) {
   return Fail(FailureCode::kInvalidArgument,
               "the ranks do not make the same call: " + RanksOf(world_->self()) + " made " +
-                  s_.call + ", but " + RanksOf(process) + " made " + call +
+                  s_.name->call + ", but " + RanksOf(process) + " made " + call +
                   ".\n  All ranks of a group must make the same collectives in the same order: the "
                   "same op, reduction, dtype, shape, root and algorithm.");
 }
@@ -151,7 +145,8 @@ RemoteRun::Status RemoteRun::Mismatch(int process, const char* call) {
 RemoteRun::Status RemoteRun::FailLike(int process) {
   const std::string cause = posts_[process]->error;
   return FailWith(
-      {FailureCode::kInternal, s_.where + ": failed on " + RanksOf(process) + ": " + cause}, cause);
+      {FailureCode::kInternal, s_.name->where + ": failed on " + RanksOf(process) + ": " + cause},
+      cause);
 }
 
 // Runs the actions of a cursor that are ready. Returns whether there were any.
@@ -207,13 +202,11 @@ bool RemoteRun::HasSent(const RankProgram::Operand& src, const Cursor& cursor) {
 
 void RemoteRun::Run(const Cursor& cursor, const RankProgram::Action& action) {
   const int64_t lane = cursor.round * kCursors + cursor.index;
-  const int64_t part_begin = std::min(action.part * chunk_nbytes_, s_.block_nbytes);
-  const int64_t part_end = std::min(part_begin + chunk_nbytes_, s_.block_nbytes);
-  const int64_t begin = std::min(part_begin + lane * lane_nbytes_, part_end);
+  const ChunkCuts::Range range = cuts_.Lane(action.part, lane, lane_nbytes_);
   if (s_.streams != nullptr) {
-    MoveStream(cursor, action, begin);
+    MoveStream(cursor, action, range.begin);
   } else {
-    Move(cursor, action, begin, std::min(begin + lane_nbytes_, part_end) - begin);
+    Move(cursor, action, range);
   }
   if (action.num_posts > 0) {
     CounterOf(cursor.rank, cursor.index)
@@ -221,26 +214,22 @@ void RemoteRun::Run(const Cursor& cursor, const RankProgram::Action& action) {
   }
 }
 
-void RemoteRun::Move(const Cursor& cursor, const RankProgram::Action& action, int64_t begin,
-                     int64_t nbytes) {
+void RemoteRun::Move(const Cursor& cursor, const RankProgram::Action& action,
+                     const ChunkCuts::Range& range) {
   void* dsts[2];
   int num_dsts = 0;
-  if (action.has_chunk) dsts[num_dsts++] = Local(cursor, action.buffer, action.chunk, begin);
+  if (action.has_chunk) dsts[num_dsts++] = Local(cursor, action.buffer, action.chunk, range.begin);
   if (action.slot != RankProgram::kNone) {
     dsts[num_dsts++] = Slot(cursor.rank, cursor.index, action.slot);
   }
-  if (nbytes == 0 || num_dsts == 0) return;
+  if (range.nbytes() == 0 || num_dsts == 0) return;
   thread_local std::vector<const void*> srcs;
   srcs.clear();
-  for (const RankProgram::Operand& src : action.srcs) srcs.push_back(Source(cursor, src, begin));
-  if (srcs.empty()) {
-    for (int i = 0; i < num_dsts; ++i) Zero(dsts[i], nbytes, /*stream=*/false);
-  } else if (srcs.size() == 1) {
-    CopyTo(srcs[0], dsts, num_dsts, nbytes, /*stream=*/false);
-  } else {
-    s_.reduce(srcs.data(), static_cast<int>(srcs.size()), dsts, num_dsts,
-              nbytes / s_.element_nbytes, /*stream=*/false);
+  for (const RankProgram::Operand& src : action.srcs) {
+    srcs.push_back(Source(cursor, src, range.begin));
   }
+  Transfer(srcs.data(), static_cast<int>(srcs.size()), dsts, num_dsts, range.nbytes(), s_.reduce,
+           s_.element_nbytes, /*stream=*/false);
 }
 
 // The programs of an exchange are copies only: into a slot, or out of a peer's. What stays with its
@@ -269,33 +258,26 @@ const char* RemoteRun::Source(const Cursor& cursor, const RankProgram::Operand& 
 char* RemoteRun::Local(const Cursor& cursor, PlanBuffer buffer, int chunk, int64_t begin) {
   const PlanPrograms& p = *s_.programs;
   if (buffer == PlanBuffer::kScratch) {
-    const int64_t area = int64_t{local_index_[cursor.rank]} * kCursors + cursor.index;
+    const int64_t area = AreaOf(cursor.rank, cursor.index);
     return scratch_.data() + (area * p.num_scratch + chunk) * lane_nbytes_;
   }
-  const RankBuffers& b = s_.buffers[cursor.rank];
-  const int64_t offset = chunk / p.chunks_per_block * s_.block_nbytes + begin;
-  // Inputs are only read: see DecodePlan.
-  char* base = buffer == PlanBuffer::kInput ? static_cast<char*>(const_cast<void*>(b.inputs[0]))
-                                            : static_cast<char*>(b.outputs[0]);
-  return base + offset;
+  return cuts_.At(s_.buffers[cursor.rank], buffer, chunk, begin);
+}
+
+char* RemoteRun::Arena(int process) {
+  const bool is_self = process == world_->self();
+  return world_->At(process, is_self ? arena_offset_ : posts_[process]->arena_offset.load());
 }
 
 RemoteRun::Counter* RemoteRun::CounterOf(int rank, int cursor) {
-  const int process = s_.process_of[rank];
-  const int64_t base =
-      process == world_->self() ? arena_offset_ : posts_[process]->arena_offset.load();
-  const int64_t area = int64_t{local_index_[rank]} * kCursors + cursor;
-  return reinterpret_cast<Counter*>(world_->At(process, base)) + area;
+  return reinterpret_cast<Counter*>(Arena(s_.process_of[rank])) + AreaOf(rank, cursor);
 }
 
 char* RemoteRun::Slot(int rank, int cursor, int slot) {
   const int process = s_.process_of[rank];
-  const int64_t base =
-      process == world_->self() ? arena_offset_ : posts_[process]->arena_offset.load();
   const int64_t counters = int64_t{num_local_[process]} * kCursors * int64_t{sizeof(Counter)};
-  const int64_t area = int64_t{local_index_[rank]} * kCursors + cursor;
-  return world_->At(process, base + counters) +
-         (area * s_.programs->max_slots + slot) * lane_nbytes_;
+  return Arena(process) + counters +
+         (AreaOf(rank, cursor) * s_.programs->max_slots + slot) * lane_nbytes_;
 }
 
 // The stores before are seen by whoever is found awake here; see World.
@@ -316,7 +298,7 @@ void RemoteRun::Finish() {
 }
 
 RemoteRun::Status RemoteRun::Fail(FailureCode code, const std::string& why) {
-  return FailWith({code, s_.where + ": " + why}, why);
+  return FailWith({code, s_.name->where + ": " + why}, why);
 }
 
 RemoteRun::Status RemoteRun::FailWith(Failure failure, const std::string& cause) {

@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "../chunk_cuts.h"
 #include "../moves.h"
 #include "../reduce.h"
 #include "program.h"
@@ -28,6 +29,14 @@
 
 namespace jcoll {
 
+// What a call is to other processes; fixed when its program is loaded.
+struct RemoteName {
+  std::string where;       // The first part of every error.
+  std::string call;        // What is called, and where it was written.
+  uint64_t signature = 0;  // A hash of what must be the same on all ranks.
+  uint64_t program = 0;    // A hash of the program's name.
+};
+
 class RemoteRun : public RemoteWork {
  public:
   static constexpr int kCursors = 2;
@@ -35,9 +44,7 @@ class RemoteRun : public RemoteWork {
   struct Setup {
     std::shared_ptr<const PlanPrograms> programs;
     Key key;
-    std::string where;                     // The first part of every error.
-    std::string call;                      // What is called, and where it was written.
-    uint64_t signature = 0;                // A hash of what must be the same on all ranks.
+    const RemoteName* name = nullptr;      // Outlives the run.
     std::vector<int> process_of;           // By rank, as World counts them.
     const RankBuffers* buffers = nullptr;  // By rank; those of other processes are not looked at.
     int64_t block_nbytes = 0;
@@ -80,10 +87,15 @@ class RemoteRun : public RemoteWork {
   bool IsReady(const Cursor& cursor, const RankProgram::Action& action);
   bool HasSent(const RankProgram::Operand& src, const Cursor& cursor);
   void Run(const Cursor& cursor, const RankProgram::Action& action);
-  void Move(const Cursor& cursor, const RankProgram::Action& action, int64_t begin, int64_t nbytes);
+  void Move(const Cursor& cursor, const RankProgram::Action& action, const ChunkCuts::Range& range);
   void MoveStream(const Cursor& cursor, const RankProgram::Action& action, int64_t begin);
   const char* Source(const Cursor& cursor, const RankProgram::Operand& src, int64_t begin);
   char* Local(const Cursor& cursor, PlanBuffer buffer, int chunk, int64_t begin);
+  // A rank and cursor's number among its process's: of counters, slots and scratch.
+  int64_t AreaOf(int rank, int cursor) const {
+    return int64_t{local_index_[rank]} * kCursors + cursor;
+  }
+  char* Arena(int process);
   char* Slot(int rank, int cursor, int slot);
   Counter* CounterOf(int rank, int cursor);
   void RingPeers();
@@ -103,7 +115,8 @@ class RemoteRun : public RemoteWork {
   class Post* own_ = nullptr;
   uint64_t members_ = 0;
   int num_missing_ = 0;  // Processes that have not arrived.
-  int64_t chunk_nbytes_ = 0, lane_nbytes_ = 0, num_lanes_ = 0;
+  ChunkCuts cuts_;
+  int64_t lane_nbytes_ = 0;
   int64_t arena_offset_ = -1, arena_nbytes_ = 0;
   static constexpr uint64_t kNoTicket = UINT64_MAX;
   uint64_t ticket_ = kNoTicket;  // For the arena.

@@ -28,30 +28,13 @@ int64_t OffsetOf(const void* p) {
                               ((uintptr_t{1} << kBufferShift) - 1));
 }
 
-// Everybody gets everybody's block.
-PlanPrograms GatherPrograms(int n) {
-  std::vector<int64_t> map(static_cast<size_t>(n) * n);
-  for (int r = 0; r < n; ++r) {
-    for (int b = 0; b < n; ++b) map[r * n + b] = b;
-  }
-  return MakePrograms(n, 1, n, map);
-}
-
-// Block b of rank r goes to rank b as its block r.
-PlanPrograms ExchangePrograms(int n) {
-  std::vector<int64_t> map(static_cast<size_t>(n) * n);
-  for (int r = 0; r < n; ++r) {
-    for (int b = 0; b < n; ++b) map[r * n + b] = int64_t{b} * n + r;
-  }
-  return MakePrograms(n, n, n, map);
-}
-
 Key Second(const Key& key) { return MakeKey({key.hi, key.lo, 2}); }
 
 }  // namespace
 
-RowRun::RowRun(const Description* d, RemoteRun::Setup setup)
+RowRun::RowRun(const Description* d, int group, RemoteRun::Setup setup)
     : d_(*d),
+      group_(group),
       setup_(std::move(setup)),
       num_ranks_(static_cast<int>(setup_.process_of.size())),
       streams_(num_ranks_) {
@@ -78,7 +61,7 @@ void RowRun::BeginCounts() {
     meta_buffers_[rank].outputs[0] = all_meta_[rank].data();
   }
   RemoteRun::Setup s = setup_;
-  s.programs = std::make_shared<const PlanPrograms>(GatherPrograms(num_ranks_));
+  s.programs = d_.count_programs[group_];
   s.buffers = meta_buffers_.data();
   s.block_nbytes = meta_nbytes_;
   run_ = std::make_unique<RemoteRun>(std::move(s));
@@ -123,7 +106,6 @@ std::optional<Failure> RowRun::BeginRows() {
   Sort(moves);
   RemoteRun::Setup s = setup_;
   s.key = Second(setup_.key);
-  if (!s.programs) s.programs = std::make_shared<const PlanPrograms>(ExchangePrograms(num_ranks_));
   s.block_nbytes = streams_.max_nbytes();
   s.streams = &streams_;
   run_ = std::make_unique<RemoteRun>(std::move(s));

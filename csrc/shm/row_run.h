@@ -13,9 +13,9 @@ namespace jcoll {
 
 class RowRun : public RemoteWork {
  public:
-  // `setup` as for a RemoteRun, but for reduce and block_nbytes. `programs` are those of an
-  // all_to_all of whole blocks; null: all pairs at once.
-  RowRun(const Description* d, RemoteRun::Setup setup);
+  // `setup` as for a RemoteRun, but for reduce and block_nbytes. Its programs are those of an
+  // all_to_all of whole blocks.
+  RowRun(const Description* d, int group, RemoteRun::Setup setup);
 
   Status Advance() override;
   Status CheckHealth(int64_t now_ns) override { return run_->CheckHealth(now_ns); }
@@ -30,6 +30,7 @@ class RowRun : public RemoteWork {
   void Sort(const MoveList& moves);
 
   const Description& d_;
+  const int group_;
   const RemoteRun::Setup setup_;
   const int num_ranks_;
   int64_t meta_nbytes_ = 0;

@@ -14,11 +14,12 @@
 #include <cstring>
 #include <new>
 
+#include "../align.h"
+
 namespace jcoll {
 namespace {
 
 constexpr uint64_t kMagic = 0x314d48534c4c4f43;  // "COLLSHM1"
-constexpr int64_t kAlign = 64;
 // Failed posts are kept for the late arrival of those that have not seen them.
 constexpr size_t kMaxRetired = 256;
 constexpr int64_t kSecond = 1000000000;
@@ -26,9 +27,9 @@ constexpr int64_t kSecond = 1000000000;
 World* g_world = nullptr;
 std::unique_ptr<Segment> g_own;  // Between Prepare and Join.
 
-int64_t RoundUp(int64_t n) { return (n + kAlign - 1) / kAlign * kAlign; }
-int64_t PostsOffset() { return RoundUp(sizeof(Header)); }
-int64_t ArenaOffset() { return RoundUp(PostsOffset() + World::kMaxPosts * int64_t{sizeof(Post)}); }
+int64_t InLines(int64_t nbytes) { return RoundUp(nbytes, kLineNbytes); }
+int64_t PostsOffset() { return InLines(sizeof(Header)); }
+int64_t ArenaOffset() { return InLines(PostsOffset() + World::kMaxPosts * int64_t{sizeof(Post)}); }
 
 int64_t ClockNs(clockid_t clock) {
   timespec t;
@@ -66,7 +67,7 @@ int64_t MonotonicNs() { return ClockNs(CLOCK_MONOTONIC); }
 
 std::optional<Failure> World::Prepare(int64_t arena_nbytes, ProcessInfo* info) {
   auto segment = std::make_unique<Segment>();
-  if (auto failure = segment->Create(ArenaOffset() + RoundUp(arena_nbytes))) return failure;
+  if (auto failure = segment->Create(ArenaOffset() + InLines(arena_nbytes))) return failure;
   Header* h = new (segment->data()) Header();
   h->magic = kMagic;
   h->state.store(ProcessState::kAlive);
@@ -186,7 +187,7 @@ void World::ForgetTicket(uint64_t ticket) {
 }
 
 int64_t World::Allocate(int64_t nbytes, uint64_t ticket) {
-  nbytes = RoundUp(nbytes);
+  nbytes = InLines(nbytes);
   std::lock_guard<std::mutex> lock(mu_);
   if (*waiting_.begin() != ticket) return -1;
   SweepLocked();
@@ -203,7 +204,7 @@ int64_t World::Allocate(int64_t nbytes, uint64_t ticket) {
 }
 
 void World::ReleaseLocked(int64_t offset, int64_t nbytes) {
-  nbytes = RoundUp(nbytes);
+  nbytes = InLines(nbytes);
   auto next = std::find_if(free_.begin(), free_.end(),
                            [offset](const Free& f) { return f.offset > offset; });
   next = free_.insert(next, {offset, nbytes});

@@ -93,7 +93,12 @@ Description Remote(int num_processes, int per_process, int64_t count, const char
     d.process_of.push_back(rank / per_process);
   }
   d.program = "shm_test";
-  d.MakeMapPrograms();
+  return d;
+}
+
+// As loading a program leaves it.
+Description Loaded(Description d) {
+  d.MakeRemote();
   return d;
 }
 
@@ -133,7 +138,7 @@ TEST(SumsOfAllSizes) {
              for (int64_t count : {0, 1, 7, 1000, 200003}) {
                Description d = Remote(n, 1, count, "shm_test.cc:1");
                d.ordinal = ordinal++;
-               Site site(d);
+               Site site(Loaded(d));
                for (int run = 0; run < 5; ++run) {
                  EXPECT_EQ(RunOnce(&site, run, process, n, count), "");
                }
@@ -144,7 +149,7 @@ TEST(SumsOfAllSizes) {
 
 TEST(ManySmallOnes) {
   EXPECT(InProcesses(2, [](int process) {
-           Site site(Remote(2, 1, 16, "shm_test.cc:2"));
+           Site site(Loaded(Remote(2, 1, 16, "shm_test.cc:2")));
            for (int run = 0; run < 20000; ++run) {
              EXPECT_EQ(RunOnce(&site, run, process, 2, 16), "");
            }
@@ -153,7 +158,7 @@ TEST(ManySmallOnes) {
 
 TEST(SeveralRanksPerProcess) {
   EXPECT(InProcesses(2, [](int process) {
-           Site site(Remote(2, 3, 1000, "shm_test.cc:3"));
+           Site site(Loaded(Remote(2, 3, 1000, "shm_test.cc:3")));
            for (int run = 0; run < 50; ++run) {
              ranks::OnThreads(
                  3, [&](int i) { EXPECT_EQ(RunOnce(&site, run, process * 3 + i, 6, 1000), ""); });
@@ -164,7 +169,7 @@ TEST(SeveralRanksPerProcess) {
 // The progress thread takes over from the handler, which waits for 50 us only.
 TEST(LatePeers) {
   EXPECT(InProcesses(3, [](int process) {
-           Site site(Remote(3, 1, 30000, "shm_test.cc:4"));
+           Site site(Loaded(Remote(3, 1, 30000, "shm_test.cc:4")));
            for (int run = 0; run < 9; ++run) {
              if (run % 3 == process) std::this_thread::sleep_for(milliseconds(30));
              EXPECT_EQ(RunOnce(&site, run, process, 3, 30000), "");
@@ -180,7 +185,7 @@ TEST(AnyOrder) {
            for (int i = 0; i < 20; ++i) {
              Description d = Remote(2, 1, 500, "shm_test.cc:5");
              d.site_index = i;
-             sites.push_back(std::make_unique<Site>(d));
+             sites.push_back(std::make_unique<Site>(Loaded(d)));
              calls.push_back(std::make_unique<Call>(500, 10 * i));
            }
            for (int i = 0; i < 20; ++i) {
@@ -203,7 +208,7 @@ TEST(RowsOfRunTimeCounts) {
            d.motion = jcoll::Motion::kVariable;
            d.row_nbytes = kWidth * 4;
            d.in_rows = d.out_rows = kRows;
-           Site site(d);
+           Site site(Loaded(d));
            for (int run = 0; run < 20; ++run) {
              ranks::OnThreads(2, [&](int i) {
                const int me = process * 2 + i;
@@ -241,7 +246,7 @@ TEST(RanksThatDisagree) {
   EXPECT(InProcesses(3, [](int process) {
            Description d = Remote(3, 1, 8, process == 1 ? "b.py:2" : "a.py:1");
            if (process == 1) d.reduce_op = jcoll::ReduceOp::kMax;
-           Site site(d);
+           Site site(Loaded(d));
            const std::string error = RunOnce(&site, 1, process, 3, 8);
            EXPECT_CONTAINS(error, "the ranks do not make the same call");
            EXPECT_CONTAINS(error, ", sum, direct) called at a.py:1");
@@ -249,14 +254,14 @@ TEST(RanksThatDisagree) {
            // And on they go.
            Description good = Remote(3, 1, 8, "c.py:3");
            good.site_index = 1;
-           Site next(good);
+           Site next(Loaded(good));
            EXPECT_EQ(RunOnce(&next, 1, process, 3, 8), "");
          }) == Zeros(3));
 }
 
 TEST(APeerThatDies) {
   const std::vector<int> ends = InProcesses(3, [](int process) {
-    Site site(Remote(3, 1, 64, "shm_test.cc:6"));
+    Site site(Loaded(Remote(3, 1, 64, "shm_test.cc:6")));
     EXPECT_EQ(RunOnce(&site, 1, process, 3, 64), "");
     if (process == 1) kill(getpid(), SIGKILL);
     const auto start = std::chrono::steady_clock::now();
@@ -269,7 +274,7 @@ TEST(APeerThatDies) {
 
 TEST(APeerThatLeaves) {
   EXPECT(InProcesses(2, [](int process) {
-           Site site(Remote(2, 1, 64, "shm_test.cc:7"));
+           Site site(Loaded(Remote(2, 1, 64, "shm_test.cc:7")));
            if (process == 1) return World::Get()->Leave("ValueError: a bug");
            EXPECT_CONTAINS(RunOnce(&site, 1, process, 2, 64),
                            "process 1 has left (ValueError: a bug)");
@@ -280,7 +285,7 @@ TEST(APeerThatDoesNotCome) {
   EXPECT(InProcesses(2, [](int process) {
            Description d = Remote(2, 1, 64, "shm_test.cc:8");
            d.timeout_s = 0.3;
-           Site site(d);
+           Site site(Loaded(d));
            if (process == 1) std::this_thread::sleep_for(milliseconds(600));
            const std::string error = RunOnce(&site, 1, process, 2, 64);
            EXPECT_CONTAINS(error,
@@ -299,7 +304,7 @@ TEST(TurnsAtSharedMemory) {
                for (int i = 0; i < kSites; ++i) {
                  Description d = Remote(2, 1, kCount, "shm_test.cc:11");
                  d.site_index = i;
-                 sites.push_back(std::make_unique<Site>(d));
+                 sites.push_back(std::make_unique<Site>(Loaded(d)));
                }
                for (int run = 0; run < 5; ++run) {
                  std::vector<std::unique_ptr<Call>> calls;
@@ -321,7 +326,7 @@ TEST(NoSharedMemoryLeft) {
   EXPECT(InProcesses(
              2,
              [](int process) {
-               Site site(Remote(2, 1, 100000, "shm_test.cc:9"));
+               Site site(Loaded(Remote(2, 1, 100000, "shm_test.cc:9")));
                EXPECT_CONTAINS(RunOnce(&site, 1, process, 2, 100000), "JCOLL_SHM_SIZE");
              },
              /*arena_nbytes=*/4096) == Zeros(2));
