@@ -166,8 +166,8 @@ def _choose(
 
 
 def _run(call: Call, ctx: Any, spec: CollectiveSpec, *arrays: Any, **static: Any) -> Sequence[Any]:
-    """Runs a collective on the CPU runtime."""
-    return _lowering.run_native(spec, ctx, *arrays, call=call, **static)
+    """Runs a collective by the algorithm that the call names."""
+    return _lowering.run(spec, ctx, *arrays, call=call, **static)
 
 
 def _run_by_lax(call: Call, spec: CollectiveSpec, *arrays: Any, **static: Any) -> Sequence[Any]:

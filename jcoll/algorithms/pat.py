@@ -76,6 +76,14 @@ def _collect(p: Builder, slots: int, hops: list[_Hop]) -> None:
         p.send(p.ranks, there, first, to=to, count=hop.count, reduce=True)
 
 
+def _sort_in(p: Builder, slot: list[int]) -> int:
+    """Copies every rank's blocks into scratch, in the order of `slot`; returns the first slot."""
+    slots = p.scratch(p.num_ranks)
+    for j in range(p.num_ranks):
+        p.copy(p.ranks, (p.ranks - j) % p.num_ranks, to=slots + slot[j])
+    return slots
+
+
 @algorithm("pat", op="all_gather", rounds=_rounds, sent=lambda n: (n - 1) / n)
 def all_gather(p: Builder) -> None:
     r, n = p.ranks, p.num_ranks
@@ -89,13 +97,10 @@ def all_gather(p: Builder) -> None:
 
 @algorithm("pat", op="reduce_scatter", rounds=_rounds, sent=lambda n: (n - 1) / n)
 def reduce_scatter(p: Builder) -> None:
-    r, n = p.ranks, p.num_ranks
-    slot, hops = _order(n)
-    slots = p.scratch(n)
-    for j in range(n):
-        p.copy(r, (r - j) % n, to=slots + slot[j])
+    slot, hops = _order(p.num_ranks)
+    slots = _sort_in(p, slot)
     _collect(p, slots, hops)
-    p.copy(r, slots + slot[0], to=r)
+    p.copy(p.ranks, slots + slot[0], to=p.ranks)
 
 
 @algorithm(
@@ -108,9 +113,7 @@ def reduce_scatter(p: Builder) -> None:
 def all_reduce(p: Builder) -> None:
     r, n = p.ranks, p.num_ranks
     slot, hops = _order(n)
-    slots = p.scratch(n)
-    for j in range(n):
-        p.copy(r, (r - j) % n, to=slots + slot[j])
+    slots = _sort_in(p, slot)
     _collect(p, slots, hops)
     _spread(p, slots, hops)  # Into slots that were read: the sum has come through their readers.
     for j in range(n):

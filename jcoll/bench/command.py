@@ -9,6 +9,7 @@ from typing import TextIO
 
 from jcoll.bench import checks, options, plot, report, rows, spawn
 from jcoll.bench.job import Job
+from jcoll.bench.status_line import StatusLine
 
 configure = options.configure
 
@@ -85,31 +86,22 @@ class _Progress:
     elsewhere a line every half minute."""
 
     def __init__(self, out: TextIO, total: int) -> None:
-        self._out = out
+        self._line = StatusLine(out)
+        self.clear = self._line.clear
         self._total = total
         self._done = 0
         self._begun = self._told = time.monotonic()
-        self._live = out.isatty()
 
     def finished(self) -> None:
         self._done += 1
 
     def starts(self, row: rows.Row | None) -> None:
         now = time.monotonic()
-        if row is None or (not self._live and now - self._told < 30):
+        if row is None or (not self._line.is_live and now - self._told < 30):
             return
         self._told = now
         rest = (now - self._begun) / self._done * (self._total - self._done) if self._done else 0
         left = f", about {rest:.0f} s left" if rest else ""
         text = f"[{self._done + 1}/{self._total}] {row.op}, {row.devices} devices, {row.dtype}, "
         text += f"{report.format_size(row.size)}, malloc {row.malloc}{left}"
-        print(
-            f"\r\x1b[K{text}" if self._live else text,
-            end="" if self._live else "\n",
-            file=self._out,
-            flush=True,
-        )
-
-    def clear(self) -> None:
-        if self._live:
-            print("\r\x1b[K", end="", file=self._out, flush=True)
+        self._line.show(text)

@@ -1,9 +1,11 @@
-"""What is being done: on a terminal one line rewritten, elsewhere a line every half minute."""
+"""What is being done: on a terminal all the time, elsewhere a line every half minute."""
 
 from __future__ import annotations
 
 import sys
 import time
+
+from jcoll.bench.status_line import StatusLine
 
 
 class Progress:
@@ -12,18 +14,13 @@ class Progress:
     def __init__(self, total: int) -> None:
         self._total, self._number = total, 0
         self._begun = self._told = time.monotonic()
-        self._live = sys.stderr.isatty()
+        self._line = StatusLine(sys.stderr)
+        self.clear = self._line.clear
 
     def starts(self, text: str) -> None:
         self._number += 1
         now = time.monotonic()
-        if not self._live and now - self._told < 30:
+        if not self._line.is_live and now - self._told < 30:
             return
         self._told = now
-        line = f"[{self._number}/{self._total}] {text}, {now - self._begun:.0f} s so far"
-        begin, end = ("\r\x1b[K", "") if self._live else ("", "\n")
-        print(f"{begin}{line}", end=end, file=sys.stderr, flush=True)
-
-    def clear(self) -> None:
-        if self._live:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        self._line.show(f"[{self._number}/{self._total}] {text}, {now - self._begun:.0f} s so far")

@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 from jcoll.bench import facts, rows, sizes
 from jcoll.bench.catalog import CATALOG
+from jcoll.bench.status_line import StatusLine
 from jcoll.cli_plan.arguments import UsageError
 from jcoll.cli_tune import runs
 from jcoll.cli_tune.combine import combined
@@ -193,9 +194,10 @@ class _Progress:
     WIDTH = 24
 
     def __init__(self, out: TextIO, total: int) -> None:
-        self._out, self._total, self._done = out, total, 0
+        self._line = StatusLine(out)
+        self.clear = self._line.clear
+        self._total, self._done = total, 0
         self._begun = time.monotonic()
-        self._live = out.isatty()
         self._last = ""
 
     def finished(self, run: runs.Run, row: dict[str, Any]) -> None:
@@ -203,17 +205,12 @@ class _Progress:
         spent = time.monotonic() - self._begun
         left = spent / self._done * (self._total - self._done)
         what = f"{run.title}, {row['op']}"
-        if self._live:
+        if self._line.is_live:
             filled = self.WIDTH * self._done // self._total
             bar = "#" * filled + "." * (self.WIDTH - filled)
             size = sizes.format_size(row["nbytes"])
-            text = f"[{bar}] {self._done}/{self._total} {what} {size}, about {left:.0f} s left"
-            print(f"\r\x1b[K{text}", end="", file=self._out, flush=True)
+            progress = f"[{bar}] {self._done}/{self._total} {what} {size}"
+            self._line.show(f"{progress}, about {left:.0f} s left")
         elif what != self._last or self._done == self._total:
-            text = f"[{self._done}/{self._total}] {what}, about {left:.0f} s left"
-            print(text, file=self._out, flush=True)
+            self._line.show(f"[{self._done}/{self._total}] {what}, about {left:.0f} s left")
         self._last = what
-
-    def clear(self) -> None:
-        if self._live:
-            print("\r\x1b[K", end="", file=self._out, flush=True)

@@ -28,6 +28,7 @@ from jcoll.comm.group import Groups
 from jcoll.comm.mesh import Call
 from jcoll.ops import _primitive
 from jcoll.ops._reductions import reduce_by_lax
+from jcoll.tuning.candidates import ON_HOSTS
 
 MIN_PIECE_NBYTES = 1 << 20
 """A piece that crosses in less time than it takes to begin one is not worth its own."""
@@ -56,10 +57,10 @@ def split(host_of: Sequence[int], axis_size: int, groups: Groups) -> Split | str
     levels = {tuple(_levels(row, group) for group in groups.as_lists()) for row in rows}
     inside = levels.pop()
     if levels or None in inside:
-        return "its ranks are on several hosts, not in equal runs of one host after the other"
+        return f"{ON_HOSTS}, not in equal runs of one host after the other"
     hosts = tuple(host for group in inside for host in group or ())
     if len({len(host) for host in hosts}) > 1 or len(hosts[0]) == 1:
-        return "its ranks are on several hosts, one on each or not as many on each"
+        return f"{ON_HOSTS}, one on each or not as many on each"
     return Split(
         hosts, tuple(rail for group in inside for rail in zip(*(group or ()), strict=True))
     )
@@ -79,7 +80,7 @@ def _levels(host_of: Sequence[int], group: Sequence[int]) -> tuple[tuple[int, ..
     return tuple(tuple(run) for run in runs)
 
 
-def run(spec: Any, x: Any, *, call: Call, levels: Split, **static: Any) -> list[Any]:
+def run(x: Any, *, spec: Any, call: Call, levels: Split, **static: Any) -> list[Any]:
     """A collective by its two levels; traceable, inside a lowering rule."""
     return [_RUN[spec.name](x, call, levels, **static)]
 
@@ -148,7 +149,3 @@ _RUN = {
     "all_gather": _all_gather,
     "all_to_all": _all_to_all,
 }
-
-
-def serves(op: str) -> bool:
-    return op in _RUN

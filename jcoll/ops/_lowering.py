@@ -17,7 +17,7 @@ from jcoll.comm.mesh import Call, configured_algorithm, signature
 from jcoll.ops import _hierarchical, _selection
 from jcoll.ops._reductions import accumulation_dtype
 from jcoll.runtime import decisions, native, world
-from jcoll.tuning.candidates import Request
+from jcoll.tuning.candidates import HIERARCHICAL_OPS, ON_HOSTS, Request
 from jcoll.tuning.select import select
 
 
@@ -62,15 +62,10 @@ def _lower(spec: Any, platform: str, ctx: Any, *args: Any, call: Call, **static:
     joined = call.algorithm != "xla" or jax.process_count() == 1
     decisions.record(call, ctx.avals_in, algorithm, reason, request if joined else None)
     call = replace(call, algorithm=algorithm)
-    levels = _levels(ctx, call) if algorithm == "hierarchical" else None
-    if levels is not None:
-        fn = partial(_hierarchical.run, spec, call=call, levels=levels, **static)
-    elif algorithm == "xla" and not _is_alone(spec, call):
+    if algorithm == "xla" and not _is_alone(spec, call):
         fn = partial(spec.xla, call=call, platform=platform, **static)
-    elif static.get("op") == "mean" and algorithm not in RESERVED:
-        fn = partial(_mean_by_plan, spec, ctx, call=call, **static)
     else:
-        fn = partial(run_native, spec, ctx, call=call, **static)
+        fn = partial(run, spec, ctx, call=call, **static)
     with _compat.untyped_axes():
         return _compat.lower_fun(fn, multiple_results=True)(ctx, *args)
 
@@ -79,11 +74,12 @@ def choose(platform: str, ctx: Any, call: Call, reduce_op: str | None = None) ->
     """The algorithm for a call, and why. Raises if the one asked for cannot serve it."""
     if call.algorithm == "xla":
         return "xla", "asked for"
-    obstacle = _obstacle(platform, ctx, call)
-    if obstacle is None and _levels(ctx, call) is not None:
+    setting = _setting(platform, ctx, call)
+    obstacle = setting.obstacle
+    if obstacle is None and setting.where.host_of is not None:
         if call.algorithm in ("auto", "hierarchical"):
-            return "hierarchical", "its ranks are on several hosts"
-        obstacle = "its ranks are on several hosts"
+            return "hierarchical", ON_HOSTS
+        obstacle = ON_HOSTS
     if call.algorithm != "auto":
         if obstacle is None:
             return call.algorithm, "asked for"
@@ -94,56 +90,74 @@ def choose(platform: str, ctx: Any, call: Call, reduce_op: str | None = None) ->
     configured = configured_algorithm(call.op, call.groups)
     if configured != "auto":
         return configured, "JCOLL_ALGORITHM"
-    choice = select(describe(platform, ctx, call, reduce_op))
+    choice = select(_request(setting, ctx, call, reduce_op))
     return choice.algorithm, choice.reason
 
 
 def describe(platform: str, ctx: Any, call: Call, reduce_op: str | None = None) -> Request:
     """The call as the choice of its algorithm sees it."""
-    obstacle, where = _obstacle(platform, ctx, call), world.Placement()
-    context = _compat.mesh_of_lowering(ctx)
-    if obstacle is None and context is not None:
-        where = _placement(context[0], call)
-    return _selection.describe(call, ctx.avals_in[0], obstacle, where, reduce_op)
+    return _request(_setting(platform, ctx, call), ctx, call, reduce_op)
 
 
-def _obstacle(platform: str, ctx: Any, call: Call) -> str | None:
-    """Why the in-process runtime cannot serve this context; None if it can."""
+@dataclass(frozen=True)
+class _Setting:
+    """What a call meets where it is lowered: why jcoll cannot serve it, or where its ranks are."""
+
+    obstacle: str | None
+    where: world.Placement = field(default_factory=world.Placement)
+
+
+def _request(setting: _Setting, ctx: Any, call: Call, reduce_op: str | None) -> Request:
+    where = world.Placement() if setting.obstacle else setting.where
+    return _selection.describe(call, ctx.avals_in[0], setting.obstacle, where, reduce_op)
+
+
+def _setting(platform: str, ctx: Any, call: Call) -> _Setting:
     if platform != "cpu":
-        return "the platform has no jcoll runtime yet"
+        return _Setting("the platform has no jcoll runtime yet")
     if not all(isinstance(d, int) for aval in ctx.avals_in for d in aval.shape):
-        return "a dimension is symbolic, and the runtime's calls are of fixed size"
+        return _Setting("a dimension is symbolic, and the runtime's calls are of fixed size")
     context = _compat.mesh_of_lowering(ctx)
     if context is None:
-        return "the call is not inside shard_map"
+        return _Setting("the call is not inside shard_map")
     mesh, manual = context
     auto = [name for name in mesh.axis_names if name not in manual and mesh.shape[name] > 1]
     if auto:
         # XLA would all-gather the operands of a custom call over these axes.
-        return f"the mesh axes {auto} are not manual in this shard_map"
+        return _Setting(f"the mesh axes {auto} are not manual in this shard_map")
     where = _placement(mesh, call)
-    if where.host_of is not None:
-        if not _hierarchical.serves(call.op):
-            return "its ranks are on several hosts, and this op has no hierarchical algorithm"
-        levels = _hierarchical.split(where.host_of, call.groups.axis_size, call.groups)
-        return levels if isinstance(levels, str) else None
-    return where.obstacle
+    if where.host_of is None:
+        return _Setting(where.obstacle, where)
+    if call.op not in HIERARCHICAL_OPS:
+        return _Setting(f"{ON_HOSTS}, and this op has no hierarchical algorithm")
+    levels = _levels(where, call)
+    return _Setting(levels if isinstance(levels, str) else None, where)
 
 
 def _placement(mesh: Any, call: Call) -> world.Placement:
     group_of, _ = call.groups.tables()
-    positions = world.mesh_positions(mesh.shape, call.axes)
-    return world.placement(mesh, positions, call.groups.axis_size, group_of)
+    return world.placement(mesh, call.axes, call.groups.axis_size, group_of)
 
 
-def _levels(ctx: Any, call: Call) -> Any:
-    """The hosts and rails of a call whose ranks are on several hosts; else None. See _obstacle."""
-    context = _compat.mesh_of_lowering(ctx)
-    host_of = _placement(context[0], call).host_of if context else None
-    if host_of is None:
-        return None
-    levels = _hierarchical.split(host_of, call.groups.axis_size, call.groups)
-    return None if isinstance(levels, str) else levels
+def _levels(where: world.Placement, call: Call) -> Any:
+    """The hosts and rails of a call whose ranks are on several hosts; a str if it has none."""
+    assert where.host_of is not None
+    return _hierarchical.split(where.host_of, call.groups.axis_size, call.groups)
+
+
+def run(spec: Any, ctx: Any, *arrays: Any, call: Call, **static: Any) -> list[Any]:
+    """The collective by call.algorithm, as `choose` has chosen it, if that is not "xla";
+    traceable, inside a lowering rule."""
+    if call.algorithm == "hierarchical":
+        context = _compat.mesh_of_lowering(ctx)
+        assert context is not None  # See _setting.
+        where = _placement(context[0], call)
+        if where.host_of is not None:
+            levels = _levels(where, call)
+            return _hierarchical.run(*arrays, spec=spec, call=call, levels=levels, **static)
+    if static.get("op") == "mean" and call.algorithm not in RESERVED:
+        return _mean_by_plan(spec, ctx, *arrays, call=call, **static)
+    return _run_native(spec, ctx, *arrays, call=call, **static)
 
 
 # The native path
@@ -186,16 +200,16 @@ def _is_alone(spec: Any, call: Call) -> bool:
 def _mean_by_plan(spec: Any, ctx: Any, x: Any, *, call: Call, op: str, **static: Any) -> list[Any]:
     """A plan reduces step by step, so that nobody knows by what to divide before the end."""
     del op
-    (y,) = run_native(spec, ctx, x, call=call, op="sum", **static)
+    (y,) = _run_native(spec, ctx, x, call=call, op="sum", **static)
     return [y / jnp.asarray(call.num_ranks, y.dtype)]
 
 
-def run_native(spec: Any, ctx: Any, *arrays: Any, call: Call, **static: Any) -> list[Any]:
-    """The collective as a custom call of the CPU runtime; traceable, inside a lowering rule."""
+def _run_native(spec: Any, ctx: Any, *arrays: Any, call: Call, **static: Any) -> list[Any]:
+    """The collective as a custom call of the CPU runtime."""
     if _is_alone(spec, call):
         return [y[0] for y in spec.stacked(jnp, *(x[None] for x in arrays), **static)]
     context = _compat.mesh_of_lowering(ctx)
-    assert context is not None  # See _obstacle.
+    assert context is not None  # See _setting.
     out_dtypes = [d for _, d in spec.shapes([jax.typeof(x) for x in arrays], call, **static)]
     wire = [_to_wire(x, static.get("op")) for x in arrays]
     avals = [jax.typeof(x) for x in wire]

@@ -116,13 +116,9 @@ class Builder:
             the result (default: `to`).
         Sends of one call read what was there before the call.
         """
-        to = chunk if to is None else to
-        into = to if into is None else into
-        arrays = np.broadcast_arrays(*map(np.atleast_1d, (src, dst, chunk, to, into, count)))
-        src_, dst_, chunk_, to_, into_, count_ = (a.astype(np.int64) for a in arrays)
+        src_, dst_, chunk_, to_, into_, count_ = self._arrays(src, dst, chunk, to, into, count)
         if not src_.size:
             return
-        self._check(src_, dst_, (chunk_, to_, into_), count_)
         if self.num_ranks == 1 and not np.any(chunk_ != into_):
             return
         self._make_contiguous(src_, chunk_, count_)
@@ -130,6 +126,18 @@ class Builder:
             self._make_contiguous(dst_, to_, count_)
             to_ = self._place_operands(src_ == dst_, dst_, to_, into_, count_)
         self._append(src_, dst_, chunk_, to_, into_, count_, reduce)
+
+    def _arrays(
+        self, src: Ints, dst: Ints, chunk: Ints, to: Ints | None, into: Ints | None, count: Ints
+    ) -> tuple[Array, ...]:
+        """The arguments of send, all given, of one length, and checked."""
+        to = chunk if to is None else to
+        into = to if into is None else into
+        arrays = np.broadcast_arrays(*map(np.atleast_1d, (src, dst, chunk, to, into, count)))
+        src_, dst_, chunk_, to_, into_, count_ = (a.astype(np.int64) for a in arrays)
+        if src_.size:
+            self._check(src_, dst_, (chunk_, to_, into_), count_)
+        return src_, dst_, chunk_, to_, into_, count_
 
     def copy(self, rank: Ints, chunk: Ints, to: Ints, *, count: Ints = 1) -> None:
         """Copies work chunks within a rank."""

@@ -76,13 +76,9 @@ class Subgroups(Builder):
         count: Ints = 1,
         reduce: bool = False,
     ) -> None:
-        to = chunk if to is None else to
-        into = to if into is None else into
-        arrays = np.broadcast_arrays(*map(np.atleast_1d, (src, dst, chunk, to, into, count)))
-        src_, dst_, chunk_, to_, into_, count_ = (a.astype(np.int64) for a in arrays)
+        src_, dst_, chunk_, to_, into_, count_ = self._arrays(src, dst, chunk, to, into, count)
         if not src_.size:
             return
-        self._check(src_, dst_, (chunk_, to_, into_), count_)
         there = self.members[:, src_], self.members[:, dst_]
         self.parent.send(
             there[0].ravel(),

@@ -214,18 +214,16 @@ class Placement:
     obstacle: str | None = None
 
 
-def placement(
-    mesh: Any, positions: Sequence[int], axis_size: int, group_of: Sequence[int]
-) -> Placement:
-    """Where the ranks of a call are; the same answer on all processes.
+def placement(mesh: Any, axes: Sequence[Any], axis_size: int, group_of: Sequence[int]) -> Placement:
+    """Where the ranks of a call over `axes` are; the same answer on all processes.
 
-    positions[i]: the position of the mesh's i-th device: index of the mesh's other axes * axis_size
-    + index on the call's axes; group_of: the group of the latter, empty for one group.
+    group_of: the group of every position on the axes, empty for one group.
     """
     if jax.process_count() == 1:
         return Placement()
     if isinstance(mesh, jax.sharding.AbstractMesh):
         return Placement(obstacle="an abstract mesh over several processes")
+    positions = mesh_positions(mesh.shape, axes)
     process_of = np.empty(len(positions), np.int64)
     process_of[list(positions)] = [d.process_index for d in np.asarray(mesh.devices).flat]
     groups = _groups(process_of, axis_size, group_of)

@@ -23,7 +23,9 @@ PLACEMENTS = {
 # Algorithms that add the values of all ranks at once, so that the executor rounds once, whatever
 # the type. Others pass on partial sums.
 _ROUND_ONCE = ("direct", "one_shot", "two_shot")
-_HIERARCHICAL_OPS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
+HIERARCHICAL_OPS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
+"""What is done between hosts: jcoll/ops/_hierarchical.py."""
+ON_HOSTS = "its ranks are on several hosts"
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,6 @@ def _obstacle(request: Request, name: str) -> str | None:
 
 
 def _obstacle_between_hosts(op: str, name: str) -> str | None:
-    if name == "hierarchical" and op in _HIERARCHICAL_OPS:
+    if name == "hierarchical" and op in HIERARCHICAL_OPS:
         return None
-    return "its ranks are on several hosts"
+    return ON_HOSTS

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from jcoll.algorithms import registry
 from jcoll.tuning import cost_model, table
-from jcoll.tuning.candidates import HOSTS, Candidate, Request, candidates
+from jcoll.tuning.candidates import HOSTS, ON_HOSTS, Candidate, Request, candidates
 
 MARGIN = 0.1
 """Measurements are not better than that; and who is not clearly faster shall not change bits."""
@@ -146,7 +146,7 @@ def _why(name: str, us: Mapping[str, float], source: str) -> str:
 
 def _why_only(request: Request) -> str:
     if request.placement == HOSTS:
-        return "its ranks are on several hosts"
+        return ON_HOSTS
     if len(registry.names(request.op)) == 0:
         return "jcoll's only algorithm for this op"
     return "the only one that rounds once" if request.is_narrow else "the only one that serves"
@@ -155,4 +155,4 @@ def _why_only(request: Request) -> str:
 def _why_none(request: Request) -> str:
     if request.obstacle is not None:
         return request.obstacle
-    return "its ranks are on several hosts, and this op has no hierarchical algorithm"
+    return f"{ON_HOSTS}, and this op has no hierarchical algorithm"
