@@ -1,4 +1,3 @@
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -7,11 +6,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_own_algorithm(tmp_path):
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     run = subprocess.run(
         [sys.executable, ROOT / "examples" / "own_algorithm.py"],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": path},
         capture_output=True,
         text=True,
         timeout=300,
