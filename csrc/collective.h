@@ -2,7 +2,7 @@
 //
 // Life: opened by the first rank's Add; when the last rank has been added, Start moves the data
 // (on the calling thread, with helpers if it is large), then completes the calling thread's rank
-// and queues the completions of the others. No thread ever waits for a rank.
+// and queues the completions of the others. No thread waits for a rank but for kStayNs (Stay).
 #pragma once
 
 #include <atomic>
@@ -42,11 +42,17 @@ class SitePolicy {
   void ObserveTime(int64_t ns);
   // The queue stood still while a completion ran.
   void ObserveStall();
+  // Whether a rank should stay in its handler to wait for the others (Collective::Stay). Where the
+  // thread that stays is the one that launches the other ranks' programs they cannot come.
+  bool NextStays();
+  void ObserveStay(bool in_vain);
 
  private:
   std::atomic<int64_t> continuation_ns_{0};  // Moving average.
   std::atomic<int> stall_credit_{0};         // Collectives that will still wake everybody.
   std::atomic<uint32_t> num_collectives_{0};
+  std::atomic<int> stays_skipped_{0};  // Still to be skipped.
+  std::atomic<int> stays_to_skip_{0};  // After the last one in vain.
 };
 
 class Collective : public Runnable,
@@ -69,6 +75,10 @@ class Collective : public Runnable,
   // All ranks of this process.
   bool AllArrived() const { return num_arrived_ == num_here(); }
   bool IsExpired(Clock::time_point now) const { return now >= deadline_; }
+  // A rank that is not the last may stay in its handler for a moment and take part in the work:
+  // sooner than a worker wakes up. Where it may, this counts it as staying; the caller then calls
+  // Stay without the mutex.
+  bool BeginStay(int rank);
   // Marks as failed and returns the completions of those who have arrived, to be pushed. The
   // collective stays known to the site, so that late ranks get the error too.
   std::vector<Task> Expire(int64_t num_mesh_groups);
@@ -82,6 +92,9 @@ class Collective : public Runnable,
   // All ranks are there: does the work and completes. Called once, without locks, by the handler of
   // the rank that came last.
   void Start(int last_rank);
+
+  // Waits, helps, and completes the rank if all is done in time; else leaves that to a worker.
+  void Stay(int rank);
 
   // RemoteTask, for ranks in several processes: called by the progress thread once Start has handed
   // the collective to it.
@@ -115,6 +128,8 @@ class Collective : public Runnable,
   // needs no thread: XLA has not seen the future yet, so that setting it runs nothing.
   void TakePieces(int rank_here);
   void Finish(int rank_here);
+  void CompleteAll(int rank_here, uint64_t staying);
+  int RankAt(int index) const { return RankHere((first_completed_ + index) % num_here()); }
   void Complete(int rank);
   // Complete, and tells the policy what the rest of the rank's program did.
   void CompleteTimed(int rank);
@@ -157,6 +172,11 @@ class Collective : public Runnable,
   int num_pieces_ = 0;
   std::atomic<int> next_piece_{0};
   std::atomic<int> pieces_left_{0};
+
+  // Ranks in Stay, one bit each. Whoever clears a bit takes over the rank's completion: the rank
+  // itself when it goes, or Finish and Expire, who leave it to the rank, which sees it.
+  std::atomic<uint64_t> staying_{0};
+  std::atomic<bool> pieces_are_ready_{false};
 };
 
 }  // namespace jcoll

@@ -56,6 +56,18 @@ int64_t MoveList::traffic_nbytes() const {
   return total;
 }
 
+int MoveList::max_srcs() const {
+  int most = 0;
+  for (const Move& m : moves_) most = std::max(most, m.num_srcs);
+  return most;
+}
+
+int MoveList::max_dsts() const {
+  int most = 0;
+  for (const Move& m : moves_) most = std::max(most, m.num_dsts);
+  return most;
+}
+
 std::vector<MoveList::Piece> MoveList::Cut(int64_t piece_traffic_nbytes) const {
   // A multiple of the page size: pieces then begin on an element and, if the buffers are aligned,
   // no two threads share a page or a cache line.

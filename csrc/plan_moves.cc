@@ -90,6 +90,7 @@ class Writer {
     std::stable_sort(out->srcs.begin() + m.first_src, out->srcs.end(),
                      [](const ChunkRef& a, const ChunkRef& b) { return a.rank < b.rank; });
     out->rereads |= !m.is_last;
+    out->fans_out |= m.num_dsts > 1;
     out->moves.push_back(m);
   }
 

@@ -26,7 +26,8 @@ struct PlanMoves : PlanShape {
   };
   std::vector<Move> moves;
   std::vector<ChunkRef> srcs, dsts;
-  bool rereads = false;  // Some move reads what another has written.
+  bool rereads = false;   // Some move reads what another has written.
+  bool fans_out = false;  // Some move writes the same to several places.
 
   // Chunks read and written.
   int64_t traffic_chunks() const { return static_cast<int64_t>(srcs.size() + dsts.size()); }

@@ -33,7 +33,7 @@ void PlanRun::Begin(const PlanMoves* moves, const std::vector<RankBuffers>* rank
       moves->rereads ? kLaneFootprint / std::max<int64_t>(1, chunks) : kMaxLaneNbytes;
   const int64_t share = CeilDiv(cuts_.chunk_nbytes(), kLanesPerThread * num_threads);
   lane_nbytes_ = RoundUp(std::max(kMinLaneNbytes, std::min(in_cache, share)), kLineNbytes);
-  stream_ = traffic_nbytes() >= kStreamThresholdBytes;
+  stream_ = ShouldStream(traffic_nbytes(), moves->reduces, moves->fans_out);
   num_lanes_ = static_cast<int>(CeilDiv(cuts_.chunk_nbytes(), lane_nbytes_));
 }
 

@@ -37,7 +37,7 @@ bool Supports(DType dtype, ReduceOp op);
 //
 // A destination may be the same pointer as a source; they must not overlap otherwise. Pointers may
 // have any byte alignment. `stream` bypasses the cache when it writes: for destinations which are
-// so large that the reader finds them in memory anyway (see kStreamThresholdBytes in memory.h).
+// so large that the reader finds them in memory anyway (see ShouldStream in memory.h).
 //
 // Safe to call from many threads on disjoint ranges. Does not allocate; uses < 16 KiB of stack.
 using ReduceFn = void (*)(const void* const* srcs, int num_srcs, void* const* dsts, int num_dsts,

@@ -97,13 +97,14 @@ void Site::Arrive(int64_t run_id, int64_t position, const RankBuffers& buffers,
   const int rank = static_cast<int>(d.group_of.empty() ? axis_index : d.rank_of[axis_index]);
 
   std::shared_ptr<Collective> collective;
-  bool all_arrived, failed;
+  bool all_arrived, failed, stays;
   {
     std::lock_guard<std::mutex> lock(mu_);
     collective = FindOrOpenLocked(run_id, position / d.axis_size, group, rank);
     collective->Add(rank, buffers, std::move(completion));
     all_arrived = collective->AllArrived();
     failed = collective->failed();
+    stays = !all_arrived && !failed && collective->BeginStay(rank);
     if (all_arrived) RemoveLocked(collective.get());
   }
   if (failed) {
@@ -112,6 +113,7 @@ void Site::Arrive(int64_t run_id, int64_t position, const RankBuffers& buffers,
     collective->Start(rank);
   } else {
     Executor::Get().WatchDeadlines(ExpireAll);
+    if (stays) collective->Stay(rank);
   }
 }
 

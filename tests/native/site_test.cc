@@ -156,16 +156,16 @@ TEST(EveryOpAtEverySize) {
   }
 }
 
-// Beyond 256 KiB of traffic the work is cut up and shared with the pool; beyond 16 MiB it bypasses
-// the cache.
+// Beyond 256 KiB of traffic the work is cut up and shared with the pool; beyond 24 MiB, or
+// 32 MiB of copies, it bypasses the cache.
 TEST(EveryOpInParallel) {
   Watchdog watchdog;
   for (const Op& op : kOps) {
     ExpectMeaning(op, 8, 30011);
     ExpectMeaning(op, 3, 200003);
   }
-  ExpectMeaning(kOps[0], 4, 1 << 19);
-  ExpectMeaning(kOps[3], 5, 100001);
+  ExpectMeaning(kOps[0], 4, 1 << 20);
+  ExpectMeaning(kOps[3], 5, 300001);
 }
 
 TEST(EveryOpOnMisalignedPointers) {
