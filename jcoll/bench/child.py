@@ -26,6 +26,7 @@ from jcoll.bench.cases import CASES, Problem, Side, Sides, expected_state
 from jcoll.bench.job import Job
 from jcoll.bench.programs import Program, compile_side, count_wrong, make_mesh
 
+_RUN = 5  # calls between processes; see measure
 _WIDE = frozenset({"int64", "uint64", "float64", "complex128"})  # jax narrows them unless told
 
 
@@ -52,6 +53,7 @@ def _measured(job: Job, row: rows.Row, mesh: Mesh) -> rows.Row:
         calls=job.calls or _agreed_calls(job, row),
         repeats=job.repeats,
         seconds=job.seconds,
+        run=1 if job.processes == 1 else _RUN,
     )
     seconds = timing.ours_s / problem.steps
     algbw, busbw = rows.bandwidths(row.op, row.size, row.devices, seconds)
@@ -91,7 +93,7 @@ def _agreed_calls(job: Job, row: rows.Row) -> int | None:
     """All processes must make the same calls, whatever their clocks say."""
     if job.processes == 1:
         return None
-    return 20 if row.size <= 1 << 16 else 8 if row.size <= 1 << 20 else 3
+    return 60 if row.size <= 1 << 16 else 20 if row.size <= 1 << 20 else 5
 
 
 def _wrong(job: Job, side: Side, problem: Problem, program: Program) -> int | None:

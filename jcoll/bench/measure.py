@@ -3,6 +3,10 @@
 A time alone means little on a shared machine. Calls of the two sides alternate, the order turning
 round each time, so that drift and neighbours hit both alike; a repeat takes the median of its
 calls, and the ratio is formed inside a repeat before the median over repeats is taken.
+
+Between processes it is runs of calls that alternate, and the first call of a run does not count: it
+inherits how far the other side has left the processes out of step (some 50 us after gloo), which
+would be charged to the faster side.
 """
 
 from __future__ import annotations
@@ -42,8 +46,12 @@ def compare(
     calls: int | None,
     repeats: int,
     seconds: float,
+    run: int = 1,
 ) -> Timing:
-    """Time both; `calls` a side and repeat, or (None) as many as fill `seconds` in all."""
+    """Time both; `calls` a side and repeat, or (None) as many as fill `seconds` in all.
+
+    They alternate in runs of `run`; if that is more than 1, another call precedes each run.
+    """
     for _ in range(warmup):
         ours()
         theirs()
@@ -51,24 +59,25 @@ def compare(
         if calls is None:
             round_s = _timed(ours) + _timed(theirs)
             calls = int(min(max(seconds / repeats / round_s, MIN_CALLS), MAX_CALLS))
-        pairs = [_repeat(ours, theirs, calls) for _ in range(repeats)]
+        pairs = [_repeat(ours, theirs, calls, run) for _ in range(repeats)]
     low, ratio, high = _quartiles([b / a for a, b in pairs])
     ours_s, theirs_s = (statistics.median(side) for side in zip(*pairs, strict=True))
     return Timing(ours_s, theirs_s, ratio, low, high, calls)
 
 
 def _repeat(
-    ours: Callable[[], object], theirs: Callable[[], object], calls: int
+    ours: Callable[[], object], theirs: Callable[[], object], calls: int, run: int
 ) -> tuple[float, float]:
-    """Median seconds of each side over `calls` alternating calls."""
+    """Median seconds of each side over `calls` calls, in alternating runs."""
     first, second = [], []
-    for index in range(calls):
-        if index % 2:
-            second.append(_timed(theirs))
-            first.append(_timed(ours))
-        else:
-            first.append(_timed(ours))
-            second.append(_timed(theirs))
+    for begin in range(0, calls, run):
+        sides = [(ours, first), (theirs, second)]
+        if begin // run % 2:
+            sides.reverse()
+        for call, times in sides:
+            if run > 1:
+                call()
+            times += [_timed(call) for _ in range(min(run, calls - begin))]
     return statistics.median(first), statistics.median(second)
 
 
