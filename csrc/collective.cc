@@ -40,8 +40,8 @@ constexpr int kMaxStaying = 64;  // The bits of staying_.
 constexpr int kMinSkip = 8;
 constexpr int kMaxSkip = 256;
 
-// How long a handler goes on by itself with a collective over several processes before it leaves it
-// to the progress thread. Bounded: XLA's thread is not ours.
+// How long a handler waits for other processes in a collective before it leaves it to the progress
+// thread; as long as data move it goes on. Bounded: XLA's thread is not ours.
 constexpr int64_t kHandlerSpinNs = 50000;
 
 // 30 years stand for ever: far below what the clock's 64 bits of nanoseconds can hold. NaN, too.
@@ -423,10 +423,17 @@ void Collective::StartRemote(int last_rank) {
   // Peers that are as far as we are answer within microseconds: sooner than another thread wakes
   // up.
   ScopedFlushDenormals flush;
-  const int64_t give_up = MonotonicNs() + kHandlerSpinNs;
   RemoteWork::Status status = remote_->Advance();
-  while (status == RemoteWork::Status::kRunning && MonotonicNs() < give_up) {
-    sched_yield();
+  int64_t give_up = MonotonicNs() + kHandlerSpinNs;
+  while (status == RemoteWork::Status::kRunning) {
+    const int64_t now = MonotonicNs();
+    if (remote_->moved()) {
+      give_up = now + kHandlerSpinNs;
+    } else if (now >= give_up) {
+      break;
+    } else {
+      sched_yield();
+    }
     status = remote_->Advance();
   }
   if (status != RemoteWork::Status::kRunning) return FinishRemote(status, last_rank);

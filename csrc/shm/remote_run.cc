@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "../memory.h"
+
 namespace jcoll {
 namespace {
 
@@ -30,6 +32,8 @@ RemoteRun::RemoteRun(Setup setup) : s_(std::move(setup)), world_(World::Get()) {
     members_ = Mix(members_, static_cast<uint64_t>(process) + 1);
   }
 
+  const int64_t rank_nbytes = s_.block_nbytes * (int64_t{p.in_blocks} + p.out_blocks);
+  stream_ = ShouldStream(rank_nbytes * p.num_ranks, p.reduces, /*fans_out=*/false);
   cuts_ = ChunkCuts(s_.block_nbytes, s_.element_nbytes, p.chunks_per_block);
   const int64_t chunk_nbytes = cuts_.chunk_nbytes();
   const int64_t most =
@@ -228,8 +232,16 @@ void RemoteRun::Move(const Cursor& cursor, const RankProgram::Action& action,
   for (const RankProgram::Operand& src : action.srcs) {
     srcs.push_back(Source(cursor, src, range.begin));
   }
-  Transfer(srcs.data(), static_cast<int>(srcs.size()), dsts, num_dsts, range.nbytes(), s_.reduce,
-           s_.element_nbytes, /*stream=*/false);
+  const int num_srcs = static_cast<int>(srcs.size());
+  const bool streams = stream_ && action.has_chunk && action.buffer == PlanBuffer::kOutput;
+  if (streams && num_dsts == 2) {  // A slot is read from the cache by a peer, at once.
+    Transfer(srcs.data(), num_srcs, dsts + 1, 1, range.nbytes(), s_.reduce, s_.element_nbytes,
+             /*stream=*/false);
+    CopyTo(dsts[1], dsts, 1, range.nbytes(), /*stream=*/true);
+    return;
+  }
+  Transfer(srcs.data(), num_srcs, dsts, num_dsts, range.nbytes(), s_.reduce, s_.element_nbytes,
+           streams);
 }
 
 // The programs of an exchange are copies only: into a slot, or out of a peer's. What stays with its
