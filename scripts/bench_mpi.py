@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from mpi4py import MPI
+from mpi4py import MPI  # pyright: ignore[reportMissingImports]
 
 import jcoll
 from jcoll.bench import measure

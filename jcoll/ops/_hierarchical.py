@@ -7,6 +7,7 @@ K hosts of G ranks each; rank = host * G + index in the host. Ranks of one index
     reduce_scatter  reduce_scatter inside, reduce_scatter on the rail                   (K-1)/K M/G
     all_gather      all_gather on the rail, all_gather inside                           (K-1) M
     all_to_all      all_to_all inside, all_to_all on the rail                           (K-1)/K M
+    all_to_all_v    in _hierarchical_rows.py
 
 instead of G times as much for the first two where every rank crosses with all of its data (M: the
 array; for all_gather one rank's part, which cannot cross less often). all_reduce is cut into pieces
@@ -80,18 +81,21 @@ def _levels(host_of: Sequence[int], group: Sequence[int]) -> tuple[tuple[int, ..
     return tuple(tuple(run) for run in runs)
 
 
-def run(x: Any, *, spec: Any, call: Call, levels: Split, **static: Any) -> list[Any]:
+def run(*arrays: Any, spec: Any, call: Call, levels: Split, **static: Any) -> list[Any]:
     """A collective by its two levels; traceable, inside a lowering rule."""
-    return [_RUN[spec.name](x, call, levels, **static)]
+    if spec.hierarchical is not None:
+        return spec.hierarchical(*arrays, call=call, levels=levels, **static)
+    return [_RUN[spec.name](*arrays, call, levels, **static)]
 
 
-def _inside(name: str, x: Any, call: Call, levels: Split, **static: Any) -> Any:
+def inside(name: str, *arrays: Any, call: Call, levels: Split, **static: Any) -> Any:
+    """The first result of a collective among the ranks of each host."""
     groups = Groups(call.groups.axis_size, levels.hosts)
     inner = replace(call, op=name, groups=groups, algorithm="auto")
-    return _primitive.bind(_primitive.SPECS[name], x, call=inner, **static)[0]
+    return _primitive.bind(_primitive.SPECS[name], *arrays, call=inner, **static)[0]
 
 
-def _rail(call: Call, levels: Split) -> dict[str, Any]:
+def rail(call: Call, levels: Split) -> dict[str, Any]:
     """Who takes part across hosts, as jax.lax's collectives take it."""
     return {"axis_name": call.axes, "axis_index_groups": [list(rail) for rail in levels.rails]}
 
@@ -109,10 +113,10 @@ def _all_reduce(x: Any, call: Call, levels: Split, *, op: str) -> Any:
 
 
 def _reduce_piece(piece: Any, call: Call, levels: Split, op: str) -> Any:
-    part = _inside("reduce_scatter", piece, call, levels, op=op)
+    part = inside("reduce_scatter", piece, call=call, levels=levels, op=op)
     num_hosts = len(levels.rails[0])
-    part = reduce_by_lax(part, op, _rail(call, levels), num_hosts)
-    return _inside("all_gather", part, call, levels).reshape(-1)
+    part = reduce_by_lax(part, op, rail(call, levels), num_hosts)
+    return inside("all_gather", part, call=call, levels=levels).reshape(-1)
 
 
 def _reduce_scatter(x: Any, call: Call, levels: Split, *, op: str) -> Any:
@@ -121,25 +125,25 @@ def _reduce_scatter(x: Any, call: Call, levels: Split, *, op: str) -> Any:
         return total / jnp.asarray(call.num_ranks, total.dtype)
     num_local, num_hosts = levels.num_local, len(levels.rails[0])
     by_index = jnp.swapaxes(x.reshape(num_hosts, num_local, *x.shape[1:]), 0, 1)
-    part = _inside("reduce_scatter", by_index, call, levels, op=op)  # [hosts, ...]
+    part = inside("reduce_scatter", by_index, call=call, levels=levels, op=op)  # [hosts, ...]
     if op == "sum":
-        return jax.lax.psum_scatter(part, **_rail(call, levels))
-    total = reduce_by_lax(part, op, _rail(call, levels), num_hosts)
+        return jax.lax.psum_scatter(part, **rail(call, levels))
+    total = reduce_by_lax(part, op, rail(call, levels), num_hosts)
     return total[_primitive.rank_in_group(call) // num_local]
 
 
 def _all_gather(x: Any, call: Call, levels: Split) -> Any:
-    by_host = jax.lax.all_gather(x, **_rail(call, levels))  # [hosts, ...]
-    both = _inside("all_gather", by_host, call, levels)  # [local, hosts, ...]
+    by_host = jax.lax.all_gather(x, **rail(call, levels))  # [hosts, ...]
+    both = inside("all_gather", by_host, call=call, levels=levels)  # [local, hosts, ...]
     return jnp.swapaxes(both, 0, 1).reshape(call.num_ranks, *x.shape)
 
 
 def _all_to_all(x: Any, call: Call, levels: Split) -> Any:
     num_local, num_hosts = levels.num_local, len(levels.rails[0])
     by_index = jnp.swapaxes(x.reshape(num_hosts, num_local, *x.shape[1:]), 0, 1)
-    inside = _inside("all_to_all", by_index, call, levels)  # [local src, host dst, ...]
-    by_host = jnp.swapaxes(inside, 0, 1)
-    across = jax.lax.all_to_all(by_host, split_axis=0, concat_axis=0, **_rail(call, levels))
+    swapped = inside("all_to_all", by_index, call=call, levels=levels)  # [local src, host dst, ...]
+    by_host = jnp.swapaxes(swapped, 0, 1)
+    across = jax.lax.all_to_all(by_host, split_axis=0, concat_axis=0, **rail(call, levels))
     return across.reshape(x.shape)  # [host src, local src, ...]
 
 

@@ -57,6 +57,10 @@ class CollectiveSpec:
     xla: Callable[..., Sequence[Any]]
     """xla(*arrays, call, **static) -> arrays: the same by jax.lax's collectives."""
 
+    hierarchical: Callable[..., Sequence[Any]] | None = None
+    """hierarchical(*arrays, call, levels, **static) -> arrays: the same for ranks on several hosts;
+    None for what _hierarchical.py has itself, or has not."""
+
     blocked_in: bool = False
     blocked_out: bool = False
     """Whether the first array in (out) has the leading dimension of blocks."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from jcoll import _compat, errors
 from jcoll.comm.mesh import AxisName, Call, make_call, refuse_traced, static_int
-from jcoll.ops import _primitive, _rows
+from jcoll.ops import _hierarchical_rows, _primitive, _rows
 from jcoll.ops._lowering import Motion
 from jcoll.ops._primitive import CollectiveSpec
 
@@ -171,17 +171,26 @@ def _xla(x: Any, counts: Any, *, call: Call, platform: str, output_size: int, dr
         index = (x_row[rank], kept[rank], y_row[rank], kept[:, rank])
         y = jax.lax.ragged_all_to_all(x, y, *index, axis_name=call.axes)
         kept, dropped = (a[:, rank].astype(counts.dtype) for a in (kept, dropped))
-    bad = jax.lax.psum((_bad_counts(counts, x.shape[0])).astype(jnp.int32), call.axes) > 0
+    bad = _any_bad_counts(counts, x.shape[0], call)
+    return _poisoned(bad, y, kept, dropped, drop=drop)
+
+
+def _exchanged_layout(counts: Any, call: Call, output_size: int) -> tuple[Any, ...]:
+    """This rank in its group, and the layout from the counts of all."""
+    every = jax.lax.all_gather(counts, **call.lax_args)
+    return _primitive.rank_in_group(call), *_layout(jnp, every, output_size)
+
+
+def _any_bad_counts(counts: Any, num_rows: int, call: Call) -> Any:
+    return jax.lax.psum(_bad_counts(counts, num_rows).astype(jnp.int32), call.axes) > 0
+
+
+def _poisoned(bad: Any, y: Any, kept: Any, dropped: Any, *, drop: bool) -> list[Any]:
+    """The results of a program that cannot fail."""
     if not drop:
         bad |= (dropped > 0).any()
         kept = kept + dropped  # What was sent: y, if it has no rows, cannot show that it is bad.
     return [jnp.where(bad, jnp.full_like(y, _poison(y.dtype)), y), kept, dropped]
-
-
-def _exchanged_layout(counts: Any, call: Call, output_size: int) -> tuple[Any, ...]:
-    """This rank, and the layout from the counts of all."""
-    every = jax.lax.all_gather(counts, call.axes)
-    return jax.lax.axis_index(call.axes), *_layout(jnp, every, output_size)
 
 
 def _bad_counts(counts: Any, num_rows: int) -> Any:
@@ -207,12 +216,39 @@ def _xla_back(ct: Any, counts: Any, *, call: Call, platform: str, **static: Any)
     return [jax.lax.ragged_all_to_all(ct, x, *index, axis_name=call.axes)]
 
 
+def _hierarchical(
+    x: Any, counts: Any, *, call: Call, levels: Any, output_size: int, drop: bool
+) -> list[Any]:
+    bad, e, *told = _exchange(counts, call, x.shape[0], output_size)
+    y = _hierarchical_rows.forth(x, e, call=call, levels=levels)
+    kept, dropped = (a[:, e.rank].astype(counts.dtype) for a in told)
+    return _poisoned(bad, y, kept, dropped, drop=drop)
+
+
+def _hierarchical_back(
+    ct: Any, counts: Any, *, call: Call, levels: Any, output_size: int, drop: bool, num_rows: int
+) -> list[Any]:
+    _, e, *_ = _exchange(counts, call, num_rows, output_size)
+    return [_hierarchical_rows.back(ct, e, call=call, levels=levels)]
+
+
+def _exchange(counts: Any, call: Call, num_rows: int, output_size: int) -> tuple[Any, ...]:
+    """Whether any counts are bad; what travels, nothing if they are; how many rows, by the counts,
+    are kept and dropped."""
+    bad = _any_bad_counts(counts, num_rows, call)
+    rank, x_row, _, kept, dropped = _exchanged_layout(counts, call, output_size)
+    travels = jnp.where(bad, 0, kept)
+    e = _hierarchical_rows.Exchange(rank, x_row, travels, num_rows, output_size)
+    return bad, e, kept, dropped
+
+
 SPEC = CollectiveSpec(
     name="all_to_all_v",
     stacked=_stacked,
     shapes=_shapes,
     motion=_motion,
     xla=_xla,
+    hierarchical=_hierarchical,
     index_inputs=True,
 )
 BACK = CollectiveSpec(
@@ -221,6 +257,7 @@ BACK = CollectiveSpec(
     shapes=_shapes_back,
     motion=_motion,
     xla=_xla_back,
+    hierarchical=_hierarchical_back,
     index_inputs=True,
 )
 

@@ -23,7 +23,14 @@ PLACEMENTS = {
 # Algorithms that add the values of all ranks at once, so that the executor rounds once, whatever
 # the type. Others pass on partial sums.
 _ROUND_ONCE = ("direct", "one_shot", "two_shot")
-HIERARCHICAL_OPS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
+HIERARCHICAL_OPS = (
+    "all_reduce",
+    "reduce_scatter",
+    "all_gather",
+    "all_to_all",
+    "all_to_all_v",
+    "all_to_all_v_back",  # Its transpose.
+)
 """What is done between hosts: jcoll/ops/_hierarchical.py."""
 ON_HOSTS = "its ranks are on several hosts"
 

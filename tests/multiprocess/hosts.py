@@ -61,6 +61,57 @@ def values():
     report("values", rows=rows)
 
 
+# rows of x, output_size, overflow, and whether counts may be more than the rows
+RAGGED = (
+    (6, 8, "drop", False),
+    (6, 40, "error", False),
+    (5, 3, "drop", False),
+    (4, 2, "error", False),  # Overflows: poisoned.
+    (4, 9, "error", True),  # Bad counts: poisoned.
+    (0, 3, "error", False),
+    (3, 0, "drop", False),
+)
+
+
+def counts_of(n, rows, bad, rng):
+    counts = np.stack([rng.multinomial(rng.integers(0, rows + 1), [1 / n] * n) for _ in range(n)])
+    counts[0, 0] += bad * (rows + 1)
+    return counts.astype(np.int32)
+
+
+def check_ragged(rows, output_size, overflow, bad):
+    """Whether all_to_all_v and its derivative are the same as by algorithm="xla"."""
+    mesh, n, rng = mesh_of(), jax.device_count(), np.random.default_rng(rows)
+    x = put(mesh, rng.standard_normal((n, rows, 2)).astype(np.float32))
+    counts = put(mesh, counts_of(n, rows, bad, rng))
+
+    def value_and_grad(algorithm, x, counts):
+        def loss(x):
+            y, *rest = jcoll.all_to_all_v(
+                x, counts[0], "x", output_size=output_size, overflow=overflow, algorithm=algorithm
+            )
+            weight = np.arange(y.size, dtype=np.float32).reshape(y.shape) + 1
+            return (y * weight).sum(), (y, *rest)
+
+        grad, outs = jax.grad(loss, has_aux=True)(x[0])
+        return (grad, *outs)
+
+    results, algorithms = [], []
+    for algorithm in ("auto", "xla"):
+        fn = spmd(functools.partial(value_and_grad, algorithm), mesh)
+        algorithms.append([row.algorithm for row in jcoll.explain(fn, x, counts)])
+        grad, *outs = fn(x, counts)
+        # The derivative at a poisoned result means nothing.
+        outs += [] if bad else [grad]
+        results.append([s.data for out in outs for s in out.addressable_shards])
+    same = all(np.array_equal(a, b, equal_nan=True) for a, b in zip(*results, strict=True))
+    return {"case": f"{rows} {output_size} {overflow} {bad}", "same": same, "by": algorithms[0]}
+
+
+def ragged():
+    report("ragged", rows=[check_ragged(*case) for case in RAGGED])
+
+
 def sent():
     (counter,) = Path("/sys/class/net").glob("veth*/statistics/tx_bytes")
     return int(counter.read_text())
@@ -90,4 +141,4 @@ def traffic():
         report(name, bytes=(sent() - before) / CALLS, nbytes=ELEMENTS * 4, process=ME)
 
 
-{"values": values, "traffic": traffic}[rank.ARGS[0]]()
+{"values": values, "ragged": ragged, "traffic": traffic}[rank.ARGS[0]]()

@@ -34,6 +34,22 @@ def test_several_devices_per_process() -> None:
         assert all(row["same"] for row in result.report("values")["rows"])
 
 
+def expect_ragged(results: list[jobs.Result]) -> None:
+    for result in results:
+        for row in result.report("ragged")["rows"]:
+            assert row["same"], row
+            assert "hierarchical" in row["by"] and "xla" not in row["by"], row
+
+
+def test_ragged() -> None:
+    expect_ragged(jobs.run_ok("hosts.py", "ragged", num_processes=4, env_of=HOSTS))
+
+
+def test_ragged_with_several_devices_per_process() -> None:
+    hosts = {i: {"JCOLL_HOST_ID": f"host{i}"} for i in range(2)}
+    expect_ragged(jobs.run_ok("hosts.py", "ragged", num_processes=2, num_devices=3, env_of=hosts))
+
+
 NAMES = ("jcoll-test-0", "jcoll-test-1")
 
 
