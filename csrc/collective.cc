@@ -72,16 +72,19 @@ std::string RankList(const std::vector<int>& ranks) {
   return text.empty() ? "none" : text;
 }
 
-// At most kStayNs; returns whether it is done.
+// At most kStayNs.
 template <typename Fn>
-bool SpinUntil(Fn done) {
+void SpinUntil(Fn done) {
   const int64_t give_up = MonotonicNs() + kStayNs;
-  while (MonotonicNs() < give_up) {
-    if (done()) return true;
+  while (!done()) {
+    if (MonotonicNs() >= give_up) return;
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
   }
-  return false;
 }
 
+int CountBits(uint64_t set) { return __builtin_popcountll(set); }
 bool HasBit(uint64_t set, int i) { return i < kMaxStaying && (set >> i & 1) != 0; }
 
 }  // namespace
@@ -148,6 +151,9 @@ void Collective::Open(int group, int64_t mesh_group, double timeout_s, int64_t v
   pieces_are_ready_.store(false, std::memory_order_relaxed);
   visit_ = visit;
   FindProcesses();
+  const int64_t nbytes = (d_->input_nbytes() + d_->output_nbytes()) * num_ranks;
+  may_stay_ = !is_remote_ && nbytes >= kInlineTraffic && policy_->NextStays();
+  num_stayed_ = 0;
 }
 
 void Collective::FindProcesses() {
@@ -215,6 +221,10 @@ void Collective::Start(int last_rank) {
     num_users_.fetch_sub(1, std::memory_order_acq_rel);
     return;
   }
+  if (num_stayed_ > 0) {
+    policy_->ObserveStay(/*in_vain=*/CountBits(staying_.load(std::memory_order_relaxed)) <
+                         num_stayed_);
+  }
   if (!PlanIsFollowed()) failure_ = BuildMoves(*d_, buffers_, &moves_);
   if (failure_) {
     Finish(last_rank);
@@ -229,11 +239,9 @@ void Collective::Start(int last_rank) {
   num_users_.fetch_sub(1, std::memory_order_acq_rel);
 }
 
-bool Collective::BeginStay(int rank) {
-  const int64_t nbytes = (d_->input_nbytes() + d_->output_nbytes()) * num_here();
-  if (is_remote_ || nbytes < kInlineTraffic) return false;
-  if (num_here() > std::min(Executor::NumThreads(), kMaxStaying)) return false;
-  if (!policy_->NextStays()) return false;
+bool Collective::BeginStay(int rank, int64_t num_ranks) {
+  if (!may_stay_ || num_ranks > std::min(Executor::NumThreads(), kMaxStaying)) return false;
+  ++num_stayed_;
   num_users_.fetch_add(1, std::memory_order_relaxed);
   staying_.fetch_or(uint64_t{1} << rank, std::memory_order_relaxed);
   return true;
@@ -243,7 +251,7 @@ void Collective::Stay(int rank) {
   const uint64_t bit = uint64_t{1} << rank;
   auto is_ready = [this] { return pieces_are_ready_.load(std::memory_order_acquire); };
   auto is_released = [&] { return !(staying_.load(std::memory_order_acquire) & bit); };
-  policy_->ObserveStay(/*in_vain=*/!SpinUntil([&] { return is_ready() || is_released(); }));
+  SpinUntil([&] { return is_ready() || is_released(); });
   if (is_ready()) {
     TakePieces(rank);
     SpinUntil(is_released);
@@ -298,7 +306,7 @@ void Collective::WorkInParallel(int last_rank) {
   next_piece_.store(0, std::memory_order_relaxed);
   pieces_left_.store(num_pieces_, std::memory_order_relaxed);
   pieces_are_ready_.store(true, std::memory_order_release);
-  const int stay = __builtin_popcountll(staying_.load(std::memory_order_relaxed));
+  const int stay = CountBits(staying_.load(std::memory_order_relaxed));
   const int helpers = std::max(0, std::min(num_pieces_, Executor::NumThreads()) - 1 - stay);
   num_users_.fetch_add(helpers, std::memory_order_relaxed);
   Executor::Get().Push(shared_from_this(), -helpers, helpers, Executor::Wake::kHelpers);
@@ -361,15 +369,15 @@ void Collective::CompleteAll(int rank_here, uint64_t staying) {
     while (RankHere(first_completed_) != rank_here) ++first_completed_;
   }
   const int first = rank_here < 0 ? 0 : 1;
-  num_users_.fetch_add(count - first, std::memory_order_relaxed);
   if (staying == 0) {
+    num_users_.fetch_add(count - first, std::memory_order_relaxed);
     Executor::Get().Push(self, first, count - first, policy_->NextWake());
   } else {
     std::vector<Task> tasks;
     for (int i = first; i < count; ++i) {
       if (!HasBit(staying, RankAt(i))) tasks.push_back({self, i});
     }
-    num_users_.fetch_sub(count - first - static_cast<int>(tasks.size()), std::memory_order_relaxed);
+    num_users_.fetch_add(static_cast<int>(tasks.size()), std::memory_order_relaxed);
     Executor::Get().Push(std::move(tasks), policy_->NextWake());
   }
   if (rank_here >= 0 && !HasBit(staying, rank_here)) Complete(rank_here);
@@ -407,11 +415,10 @@ RemoteRun::Setup Collective::RemoteSetup() const {
 
 void Collective::StartRemote(int last_rank) {
   if (std::find(process_of_.begin(), process_of_.end(), -1) != process_of_.end()) {
-    failure_ = Failure{FailureCode::kInvalidArgument,
-                       d_->Where() +
-                           ": its ranks are on several hosts.\n  Use "
-                           "algorithm=\"hierarchical\" over a host and a local axis, or "
-                           "algorithm=\"xla\"."};
+    failure_ =
+        Failure{FailureCode::kInvalidArgument, d_->Where() +
+                                                   ": its ranks are on several hosts.\n  Use "
+                                                   "algorithm=\"auto\" or \"xla\"."};
     return Finish(last_rank);
   }
   if (d_->motion == Motion::kBlocks) {

@@ -2,7 +2,7 @@
 //
 // Life: opened by the first rank's Add; when the last rank has been added, Start moves the data
 // (on the calling thread, with helpers if it is large), then completes the calling thread's rank
-// and queues the completions of the others. No thread waits for a rank but for kStayNs (Stay).
+// and queues the completions of the others. No thread waits for a rank but for a moment in Stay.
 #pragma once
 
 #include <atomic>
@@ -25,8 +25,8 @@ namespace jcoll {
 
 // Tells one rank that its outputs are ready (null), or why they never will be. Called once: on a
 // worker, where it runs the rest of the rank's program, which may block or take long (executor.h);
-// or, for the rank that came last, before Site::Arrive returns, where it must do no more than mark
-// the future: the rest of the program begins when the handler has returned.
+// or, for the rank that came last and those that stay, before Site::Arrive returns, where it must
+// do no more than mark the future: the rest of the program begins when the handler has returned.
 using Completion = std::function<void(const Failure*)>;
 
 // What a site has learned about its continuations; steers Executor::Wake. Shared by all collectives
@@ -44,6 +44,7 @@ class SitePolicy {
   void ObserveStall();
   // Whether a rank should stay in its handler to wait for the others (Collective::Stay). Where the
   // thread that stays is the one that launches the other ranks' programs they cannot come.
+  // Asked and told once a collective.
   bool NextStays();
   void ObserveStay(bool in_vain);
 
@@ -78,7 +79,8 @@ class Collective : public Runnable,
   // A rank that is not the last may stay in its handler for a moment and take part in the work:
   // sooner than a worker wakes up. Where it may, this counts it as staying; the caller then calls
   // Stay without the mutex.
-  bool BeginStay(int rank);
+  // `num_ranks`: that run at once in this process.
+  bool BeginStay(int rank, int64_t num_ranks);
   // Marks as failed and returns the completions of those who have arrived, to be pushed. The
   // collective stays known to the site, so that late ranks get the error too.
   std::vector<Task> Expire(int64_t num_mesh_groups);
@@ -177,6 +179,8 @@ class Collective : public Runnable,
   // itself when it goes, or Finish and Expire, who leave it to the rank, which sees it.
   std::atomic<uint64_t> staying_{0};
   std::atomic<bool> pieces_are_ready_{false};
+  bool may_stay_ = false;
+  int num_stayed_ = 0;
 };
 
 }  // namespace jcoll

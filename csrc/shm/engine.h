@@ -28,7 +28,7 @@ class RemoteEngine {
  private:
   RemoteEngine() = default;
   void Loop();
-  void TakeNew();
+  bool TakeNew();
   bool AdvanceAll(bool check, int64_t now_ns);
 
   std::mutex mu_;

@@ -59,20 +59,20 @@ def compare(
         if calls is None:
             round_s = _timed(ours) + _timed(theirs)
             calls = int(min(max(seconds / repeats / round_s, MIN_CALLS), MAX_CALLS))
-        pairs = [_repeat(ours, theirs, calls, run) for _ in range(repeats)]
+        pairs = [_repeat(ours, theirs, calls, run, turn=r) for r in range(repeats)]
     low, ratio, high = _quartiles([b / a for a, b in pairs])
     ours_s, theirs_s = (statistics.median(side) for side in zip(*pairs, strict=True))
     return Timing(ours_s, theirs_s, ratio, low, high, calls)
 
 
 def _repeat(
-    ours: Callable[[], object], theirs: Callable[[], object], calls: int, run: int
+    ours: Callable[[], object], theirs: Callable[[], object], calls: int, run: int, turn: int
 ) -> tuple[float, float]:
-    """Median seconds of each side over `calls` calls, in alternating runs."""
+    """Median seconds of each side over `calls` calls, in alternating runs; `turn`: who begins."""
     first, second = [], []
     for begin in range(0, calls, run):
         sides = [(ours, first), (theirs, second)]
-        if begin // run % 2:
+        if (turn + begin // run) % 2:
             sides.reverse()
         for call, times in sides:
             if run > 1:

@@ -56,15 +56,13 @@ def split(host_of: Sequence[int], axis_size: int, groups: Groups) -> Split | str
     rows = [host_of[i : i + axis_size] for i in range(0, len(host_of), axis_size)]
     # Positions only: the same in every row, though the hosts are others.
     levels = {tuple(_levels(row, group) for group in groups.as_lists()) for row in rows}
-    inside = levels.pop()
-    if levels or None in inside:
+    found = levels.pop()
+    if levels or None in found:
         return f"{ON_HOSTS}, not in equal runs of one host after the other"
-    hosts = tuple(host for group in inside for host in group or ())
+    hosts = tuple(host for group in found for host in group or ())
     if len({len(host) for host in hosts}) > 1 or len(hosts[0]) == 1:
         return f"{ON_HOSTS}, one on each or not as many on each"
-    return Split(
-        hosts, tuple(rail for group in inside for rail in zip(*(group or ()), strict=True))
-    )
+    return Split(hosts, tuple(rail for group in found for rail in zip(*(group or ()), strict=True)))
 
 
 def _levels(host_of: Sequence[int], group: Sequence[int]) -> tuple[tuple[int, ...], ...] | None:
@@ -97,7 +95,7 @@ def inside(name: str, *arrays: Any, call: Call, levels: Split, **static: Any) ->
 
 def rail(call: Call, levels: Split) -> dict[str, Any]:
     """Who takes part across hosts, as jax.lax's collectives take it."""
-    return {"axis_name": call.axes, "axis_index_groups": [list(rail) for rail in levels.rails]}
+    return {"axis_name": call.axes, "axis_index_groups": [list(ranks) for ranks in levels.rails]}
 
 
 def _all_reduce(x: Any, call: Call, levels: Split, *, op: str) -> Any:

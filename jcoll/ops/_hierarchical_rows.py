@@ -36,6 +36,11 @@ class Exchange:
     num_rows: int  # Of x.
     output_size: int  # Of y.
 
+    def most_rows(self, levels: Split) -> int:
+        """Of any array on the way."""
+        num_hosts = len(levels.rails[0])
+        return max(num_hosts * _capacity(self, levels), _held_rows(self, levels))
+
 
 def forth(x: Any, e: Exchange, *, call: Call, levels: Split) -> Any:
     """y, from x."""

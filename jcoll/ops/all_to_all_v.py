@@ -42,7 +42,7 @@ def all_to_all_v(
       overflow: what happens when a rank is sent more than output_size rows. "error": the
         collective fails on all ranks, naming the ranks. "drop": the rows that do not fit, the last
         ones in rank order, are dropped and counted.
-      algorithm, timeout_s: as in `all_reduce`.
+      algorithm, timeout_s: as in `all_reduce`; between hosts "auto" or "xla".
 
     Returns:
       (y, recv_counts), and with overflow="drop" (y, recv_counts, dropped):
@@ -52,8 +52,8 @@ def all_to_all_v(
       dropped: integers [num_ranks], how many rows from each rank did not fit.
 
     Raises: as `all_reduce`. JaxRuntimeError, when the result is used, naming the pair of ranks:
-      counts that are negative or exceed x, or (overflow="error") the output. By "xla" a program
-      cannot fail: y is then NaN, or the lowest (unsigned: highest) integer.
+      counts that are negative or exceed x, or (overflow="error") the output. By "xla" and between
+      hosts a program cannot fail: y is then NaN, or the lowest (unsigned: highest) integer.
 
     Derivative: linear in x; the transpose returns rows to where they came from, zeros to rows that
     were not sent or were dropped.
@@ -66,7 +66,7 @@ def all_to_all_v(
     if counts.shape[0] != call.num_ranks:
         problem = f"send_counts has {counts.shape[0]} entries for {call.num_ranks} ranks."
         raise ValueError(errors.text(call.where, problem, "Pass one count per rank."))
-    _check_output_size(call, output_size, counts.dtype)
+    _check_num_rows(call, "output_size", output_size, counts.dtype)
     y, received, dropped = _primitive.bind(
         SPEC, x, counts, call=call, output_size=output_size, drop=overflow == "drop"
     )
@@ -86,10 +86,10 @@ def _check(call: Call, x: Any, output_size: int, overflow: str) -> None:
         raise ValueError(errors.text(call.where, problem, 'Choose "error" or "drop".'))
 
 
-def _check_output_size(call: Call, output_size: int, dtype: Any) -> None:
+def _check_num_rows(call: Call, what: str, num_rows: int, dtype: Any) -> None:
     most = np.iinfo(dtype).max
-    if output_size > most:
-        problem = f"output_size={output_size} is more rows than {dtype} counts; at most {most}."
+    if num_rows > most:
+        problem = f"{what}={num_rows} is more rows than {dtype} counts; at most {most}."
         fix = "Send less per call, or pass send_counts of int64 (with jax_enable_x64)."
         raise ValueError(errors.text(call.where, problem, fix))
 
@@ -219,7 +219,7 @@ def _xla_back(ct: Any, counts: Any, *, call: Call, platform: str, **static: Any)
 def _hierarchical(
     x: Any, counts: Any, *, call: Call, levels: Any, output_size: int, drop: bool
 ) -> list[Any]:
-    bad, e, *told = _exchange(counts, call, x.shape[0], output_size)
+    bad, e, *told = _exchange(counts, call, levels, x.shape[0], output_size)
     y = _hierarchical_rows.forth(x, e, call=call, levels=levels)
     kept, dropped = (a[:, e.rank].astype(counts.dtype) for a in told)
     return _poisoned(bad, y, kept, dropped, drop=drop)
@@ -228,17 +228,22 @@ def _hierarchical(
 def _hierarchical_back(
     ct: Any, counts: Any, *, call: Call, levels: Any, output_size: int, drop: bool, num_rows: int
 ) -> list[Any]:
-    _, e, *_ = _exchange(counts, call, num_rows, output_size)
+    _, e, *_ = _exchange(counts, call, levels, num_rows, output_size)
     return [_hierarchical_rows.back(ct, e, call=call, levels=levels)]
 
 
-def _exchange(counts: Any, call: Call, num_rows: int, output_size: int) -> tuple[Any, ...]:
+def _exchange(
+    counts: Any, call: Call, levels: Any, num_rows: int, output_size: int
+) -> tuple[Any, ...]:
     """Whether any counts are bad; what travels, nothing if they are; how many rows, by the counts,
     are kept and dropped."""
-    bad = _any_bad_counts(counts, num_rows, call)
-    rank, x_row, _, kept, dropped = _exchanged_layout(counts, call, output_size)
+    every = jax.lax.all_gather(counts, **call.lax_args)
+    bad = jax.vmap(lambda c: _bad_counts(c, num_rows))(every).any()
+    x_row, _, kept, dropped = _layout(jnp, every, output_size)
     travels = jnp.where(bad, 0, kept)
+    rank = _primitive.rank_in_group(call)
     e = _hierarchical_rows.Exchange(rank, x_row, travels, num_rows, output_size)
+    _check_num_rows(call, "output_size * hosts", e.most_rows(levels), counts.dtype)
     return bad, e, kept, dropped
 
 

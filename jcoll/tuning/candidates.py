@@ -31,7 +31,7 @@ HIERARCHICAL_OPS = (
     "all_to_all_v",
     "all_to_all_v_back",  # Its transpose.
 )
-"""What is done between hosts: jcoll/ops/_hierarchical.py."""
+"""What is done between hosts: jcoll/ops/_hierarchical.py, _hierarchical_rows.py."""
 ON_HOSTS = "its ranks are on several hosts"
 
 
@@ -80,6 +80,8 @@ def size_of(op: str, block_nbytes: int, num_ranks: int) -> int:
 def candidates(request: Request) -> list[Candidate]:
     """All of the op, "direct" first and "xla", which always can, last."""
     names = ["direct", *registry.names(request.op)]
+    if request.placement == HOSTS and request.op in HIERARCHICAL_OPS:
+        names += [] if "hierarchical" in names else ["hierarchical"]  # Not a plan.
     return [*(Candidate(name, _obstacle(request, name)) for name in names), Candidate("xla")]
 
 

@@ -63,11 +63,9 @@ def values():
 
 # rows of x, output_size, overflow, and whether counts may be more than the rows
 RAGGED = (
-    (6, 8, "drop", False),
-    (6, 40, "error", False),
     (5, 3, "drop", False),
-    (4, 2, "error", False),  # Overflows: poisoned.
     (4, 9, "error", True),  # Bad counts: poisoned.
+    (6, 40, "error", False),
     (0, 3, "error", False),
     (3, 0, "drop", False),
 )
@@ -109,7 +107,7 @@ def check_ragged(rows, output_size, overflow, bad):
 
 
 def ragged():
-    report("ragged", rows=[check_ragged(*case) for case in RAGGED])
+    report("ragged", rows=[check_ragged(*case) for case in RAGGED[: int(rank.ARGS[1])]])
 
 
 def sent():

@@ -42,12 +42,14 @@ def expect_ragged(results: list[jobs.Result]) -> None:
 
 
 def test_ragged() -> None:
-    expect_ragged(jobs.run_ok("hosts.py", "ragged", num_processes=4, env_of=HOSTS))
+    expect_ragged(jobs.run_ok("hosts.py", "ragged", "5", num_processes=4, env_of=HOSTS))
 
 
 def test_ragged_with_several_devices_per_process() -> None:
     hosts = {i: {"JCOLL_HOST_ID": f"host{i}"} for i in range(2)}
-    expect_ragged(jobs.run_ok("hosts.py", "ragged", num_processes=2, num_devices=3, env_of=hosts))
+    expect_ragged(
+        jobs.run_ok("hosts.py", "ragged", "2", num_processes=2, num_devices=3, env_of=hosts)
+    )
 
 
 NAMES = ("jcoll-test-0", "jcoll-test-1")
