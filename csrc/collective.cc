@@ -113,19 +113,19 @@ void SitePolicy::ObserveTime(int64_t ns) {
 void SitePolicy::ObserveStall() { stall_credit_.store(kStallCredit, std::memory_order_relaxed); }
 
 bool SitePolicy::NextStays() {
-  const int skip = stays_skipped_.load(std::memory_order_relaxed);
+  const int skip = stays_to_skip_.load(std::memory_order_relaxed);
   if (skip == 0) return true;
-  stays_skipped_.store(skip - 1, std::memory_order_relaxed);
+  stays_to_skip_.store(skip - 1, std::memory_order_relaxed);
   return false;
 }
 
 void SitePolicy::ObserveStay(bool in_vain) {
   int skip = 0;
   if (in_vain) {
-    skip = std::clamp(2 * stays_to_skip_.load(std::memory_order_relaxed), kMinSkip, kMaxSkip);
+    skip = std::clamp(2 * last_skip_.load(std::memory_order_relaxed), kMinSkip, kMaxSkip);
   }
+  last_skip_.store(skip, std::memory_order_relaxed);
   stays_to_skip_.store(skip, std::memory_order_relaxed);
-  stays_skipped_.store(skip, std::memory_order_relaxed);
 }
 
 Collective::Collective(std::shared_ptr<const Description> description,
@@ -298,7 +298,7 @@ void Collective::WorkInParallel(int last_rank) {
     num_pieces_ = plan_run_.num_lanes();
   } else {
     const int64_t traffic = traffic_nbytes();
-    stream_ = ShouldStream(traffic, moves_.max_srcs() > 1, moves_.max_dsts() > 1);
+    stream_ = moves_.ShouldStream();
     const int64_t share = traffic / (kPiecesPerCore * Executor::NumThreads());
     pieces_ = moves_.Cut(std::clamp(share, kMinPieceTraffic, kMaxPieceTraffic));
     num_pieces_ = static_cast<int>(pieces_.size());

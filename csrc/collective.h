@@ -52,8 +52,8 @@ class SitePolicy {
   std::atomic<int64_t> continuation_ns_{0};  // Moving average.
   std::atomic<int> stall_credit_{0};         // Collectives that will still wake everybody.
   std::atomic<uint32_t> num_collectives_{0};
-  std::atomic<int> stays_skipped_{0};  // Still to be skipped.
-  std::atomic<int> stays_to_skip_{0};  // After the last one in vain.
+  std::atomic<int> stays_to_skip_{0};  // Still.
+  std::atomic<int> last_skip_{0};      // After the last one in vain.
 };
 
 class Collective : public Runnable,

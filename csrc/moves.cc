@@ -56,16 +56,13 @@ int64_t MoveList::traffic_nbytes() const {
   return total;
 }
 
-int MoveList::max_srcs() const {
-  int most = 0;
-  for (const Move& m : moves_) most = std::max(most, m.num_srcs);
-  return most;
-}
-
-int MoveList::max_dsts() const {
-  int most = 0;
-  for (const Move& m : moves_) most = std::max(most, m.num_dsts);
-  return most;
+bool MoveList::ShouldStream() const {
+  bool reduces = false, fans_out = false;
+  for (const Move& m : moves_) {
+    reduces |= m.num_srcs > 1;
+    fans_out |= m.num_dsts > 1;
+  }
+  return jcoll::ShouldStream(traffic_nbytes(), reduces, fans_out);
 }
 
 std::vector<MoveList::Piece> MoveList::Cut(int64_t piece_traffic_nbytes) const {

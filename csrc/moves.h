@@ -48,9 +48,8 @@ class MoveList {
 
   // Bytes read plus bytes written by all moves.
   int64_t traffic_nbytes() const;
-  // Of any move.
-  int max_srcs() const;
-  int max_dsts() const;
+  // Whether they should bypass the cache when they write.
+  bool ShouldStream() const;
   // Cuts the moves so that a piece causes about `piece_traffic_nbytes` of traffic.
   std::vector<Piece> Cut(int64_t piece_traffic_nbytes) const;
   Piece Whole(int move) const { return {move, 0, moves_[move].nbytes}; }

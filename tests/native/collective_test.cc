@@ -1,7 +1,6 @@
 // Deadlines, failures and metrics of collectives.
 #include "csrc/collective.h"
 
-#include <algorithm>
 #include <limits>
 #include <memory>
 
@@ -239,25 +238,14 @@ TEST(DeadlineRacesWithTheLastRank) {
 // An all_reduce that is large enough for ranks to stay in their handlers (Collective::Stay).
 constexpr int64_t kLargeCount = 100001;
 
-struct LargeSum {
-  explicit LargeSum(int num_ranks)
-      : outcome(num_ranks), in(num_ranks, std::vector<int32_t>(kLargeCount)), out(in) {
-    for (int r = 0; r < num_ranks; ++r) std::fill(in[r].begin(), in[r].end(), r + 1);
-  }
-  void Arrive(Site* site, int64_t run_id, int rank) {
-    jcoll::RankBuffers buffers;
-    buffers.inputs[0] = in[rank].data();
-    buffers.outputs[0] = out[rank].data();
-    site->Arrive(run_id, rank, buffers, outcome.Of(rank));
-  }
-  void ExpectSum() {
-    const int n = static_cast<int>(in.size());
-    for (const auto& o : out) {
-      EXPECT(std::all_of(o.begin(), o.end(), [&](int32_t v) { return v == n * (n + 1) / 2; }));
-    }
-  }
-  Outcome outcome;
-  std::vector<std::vector<int32_t>> in, out;
+// Cores that the pool counts on.
+class NumThreads {
+ public:
+  explicit NumThreads(int n) { jcoll::Executor::SetNumThreads(n); }
+  ~NumThreads() { jcoll::Executor::SetNumThreads(before_); }
+
+ private:
+  const int before_ = jcoll::Executor::NumThreads();
 };
 
 void SpinFor(std::chrono::microseconds t) {
@@ -269,49 +257,44 @@ void SpinFor(std::chrono::microseconds t) {
 // The others come while a rank waits, helps, waits for the last piece, or has gone.
 TEST(RanksThatStayCompleteOnce) {
   Watchdog watchdog;
-  const int num_threads = jcoll::Executor::NumThreads();
-  jcoll::Executor::SetNumThreads(4);
+  NumThreads num_threads(4);
   for (int n : {2, 3, 4, 6}) {
     Site site(AllReduce(n, kLargeCount, "step.py:10"));
     for (int run = 0; run < 60; ++run) {
-      LargeSum sum(n);
+      Sum sum(n, kLargeCount);
       OnThreads(n, [&](int rank) {
         SpinFor(std::chrono::microseconds(rank * run * 2));
-        sum.Arrive(&site, run, rank);
+        sum.Arrive(&site, run, rank, rank + 1);
       });
-      sum.outcome.ExpectSuccess();
-      sum.ExpectSum();
+      sum.Expect(n * (n + 1) / 2);
     }
     EXPECT_EQ(site.num_held(), 0);
   }
-  jcoll::Executor::SetNumThreads(num_threads);
 }
 
 // A deadline ends the collective while a rank stays: all of it fails or all of it succeeds.
 TEST(DeadlineRacesWithRanksThatStay) {
   Watchdog watchdog;
-  const int num_threads = jcoll::Executor::NumThreads();
-  jcoll::Executor::SetNumThreads(4);
+  NumThreads num_threads(4);
   Site site(AllReduce(3, kLargeCount, "step.py:11"));
   const auto after_the_deadline = Clock::now() + std::chrono::hours(1000);
   int num_failed = 0;
   for (int run = 0; run < 200; ++run) {
-    LargeSum sum(3);
+    Sum sum(3, kLargeCount);
     OnThreads(4, [&](int i) {
       SpinFor(std::chrono::microseconds(i * (run % 50)));
-      if (i < 3) return sum.Arrive(&site, run, i);
+      if (i < 3) return sum.Arrive(&site, run, i, i + 1);
       Site::Expired expired;
       site.ExpireOverdue(after_the_deadline, &expired);
       jcoll::Executor::Get().Push(std::move(expired.tasks), jcoll::Executor::Wake::kAll);
     });
     const std::string error = sum.outcome.Error(0);
     for (int rank : {1, 2}) EXPECT_EQ(sum.outcome.Error(rank), error);
-    if (error.empty()) sum.ExpectSum();
+    if (error.empty()) sum.Expect(6);
     num_failed += !error.empty();
   }
   EXPECT_EQ(MetricsOf("step.py:11")->errors.load(), num_failed);
   EXPECT_EQ(site.num_held(), 0);
-  jcoll::Executor::SetNumThreads(num_threads);
 }
 
 TEST(MetricsCountCollectives) {

@@ -5,6 +5,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -192,20 +193,28 @@ inline jcoll::Description AllReduce(int num_ranks, int64_t count, const char* ca
   return d;
 }
 
-// One number per rank, summed: the smallest collective that shows whether ranks were matched right.
+// `count` times the same number per rank, summed: one is the smallest collective that shows whether
+// ranks were matched right.
 struct Sum {
-  explicit Sum(int num_ranks) : in(num_ranks), out(num_ranks, -1), outcome(num_ranks) {}
+  explicit Sum(int num_ranks, int64_t count = 1)
+      : num_ranks(num_ranks),
+        count(count),
+        in(num_ranks * count),
+        out(num_ranks * count, -1),
+        outcome(num_ranks) {}
   void Arrive(jcoll::Site* site, int64_t run_id, int rank, int value, int64_t mesh_group = 0) {
-    in[rank] = value;
+    std::fill_n(&in[rank * count], count, value);
     jcoll::RankBuffers b;
-    b.inputs[0] = &in[rank];
-    b.outputs[0] = &out[rank];
-    site->Arrive(run_id, mesh_group * static_cast<int64_t>(in.size()) + rank, b, outcome.Of(rank));
+    b.inputs[0] = &in[rank * count];
+    b.outputs[0] = &out[rank * count];
+    site->Arrive(run_id, mesh_group * num_ranks + rank, b, outcome.Of(rank));
   }
   void Expect(int total) {
     outcome.ExpectSuccess();
     for (int y : out) EXPECT_EQ(y, total);
   }
+  const int num_ranks;
+  const int64_t count;
   std::vector<int> in, out;
   Outcome outcome;
 };
