@@ -13,6 +13,8 @@ from jax import lax
 from lax_programs import TARGET, N, integers, mesh_of, place, psum_of, sharded
 
 import jcoll
+from jcoll.ops import SPECS
+from jcoll.tuning.candidates import HIERARCHICAL_OPS
 
 P = jax.P
 LINES = Path(__file__).read_text().splitlines()
@@ -221,3 +223,8 @@ def test_function_with_a_lower_of_its_own():
 def test_not_a_function():
     with pytest.raises(TypeError, match=r"explain: fn=3 is not a function.\n  Pass the function"):
         jcoll.explain(3)  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+
+def test_ops_with_two_levels():
+    """The selection, which knows no specs, names the ops whose specs have them."""
+    assert {name for name, spec in SPECS.items() if spec.hierarchical} == set(HIERARCHICAL_OPS)

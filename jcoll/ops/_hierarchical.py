@@ -13,6 +13,8 @@ instead of G times as much for the first two where every rank crosses with all o
 array; for all_gather one rank's part, which cannot cross less often). all_reduce is cut into pieces
 that depend on nothing of each other: XLA has one piece cross while the next is reduced inside.
 
+These are CollectiveSpec.hierarchical of the ops.
+
 Source: the scheme is that of NCCL's and Horovod's hierarchical all_reduce.
 """
 
@@ -79,13 +81,6 @@ def _levels(host_of: Sequence[int], group: Sequence[int]) -> tuple[tuple[int, ..
     return tuple(tuple(run) for run in runs)
 
 
-def run(*arrays: Any, spec: Any, call: Call, levels: Split, **static: Any) -> list[Any]:
-    """A collective by its two levels; traceable, inside a lowering rule."""
-    if spec.hierarchical is not None:
-        return spec.hierarchical(*arrays, call=call, levels=levels, **static)
-    return [_RUN[spec.name](*arrays, call, levels, **static)]
-
-
 def inside(name: str, *arrays: Any, call: Call, levels: Split, **static: Any) -> Any:
     """The first result of a collective among the ranks of each host."""
     groups = Groups(call.groups.axis_size, levels.hosts)
@@ -98,16 +93,16 @@ def rail(call: Call, levels: Split) -> dict[str, Any]:
     return {"axis_name": call.axes, "axis_index_groups": [list(ranks) for ranks in levels.rails]}
 
 
-def _all_reduce(x: Any, call: Call, levels: Split, *, op: str) -> Any:
+def all_reduce(x: Any, *, call: Call, levels: Split, op: str) -> list[Any]:
     if op == "mean":
-        total = _all_reduce(x, call, levels, op="sum")
-        return total / jnp.asarray(call.num_ranks, total.dtype)
+        (total,) = all_reduce(x, call=call, levels=levels, op="sum")
+        return [total / jnp.asarray(call.num_ranks, total.dtype)]
     flat = x.reshape(-1)
     pieces = max(1, min(MAX_PIECES, flat.size * flat.dtype.itemsize // MIN_PIECE_NBYTES))
     quantum = pieces * levels.num_local
     padded = jnp.pad(flat, (0, -flat.size % quantum)).reshape(pieces, levels.num_local, -1)
     done = [_reduce_piece(piece, call, levels, op) for piece in padded]
-    return jnp.concatenate(done)[: flat.size].reshape(x.shape)
+    return [jnp.concatenate(done)[: flat.size].reshape(x.shape)]
 
 
 def _reduce_piece(piece: Any, call: Call, levels: Split, op: str) -> Any:
@@ -117,37 +112,29 @@ def _reduce_piece(piece: Any, call: Call, levels: Split, op: str) -> Any:
     return inside("all_gather", part, call=call, levels=levels).reshape(-1)
 
 
-def _reduce_scatter(x: Any, call: Call, levels: Split, *, op: str) -> Any:
+def reduce_scatter(x: Any, *, call: Call, levels: Split, op: str) -> list[Any]:
     if op == "mean":
-        total = _reduce_scatter(x, call, levels, op="sum")
-        return total / jnp.asarray(call.num_ranks, total.dtype)
+        (total,) = reduce_scatter(x, call=call, levels=levels, op="sum")
+        return [total / jnp.asarray(call.num_ranks, total.dtype)]
     num_local, num_hosts = levels.num_local, len(levels.rails[0])
     by_index = jnp.swapaxes(x.reshape(num_hosts, num_local, *x.shape[1:]), 0, 1)
     part = inside("reduce_scatter", by_index, call=call, levels=levels, op=op)  # [hosts, ...]
     if op == "sum":
-        return jax.lax.psum_scatter(part, **rail(call, levels))
+        return [jax.lax.psum_scatter(part, **rail(call, levels))]
     total = reduce_by_lax(part, op, rail(call, levels), num_hosts)
-    return total[_primitive.rank_in_group(call) // num_local]
+    return [total[_primitive.rank_in_group(call) // num_local]]
 
 
-def _all_gather(x: Any, call: Call, levels: Split) -> Any:
+def all_gather(x: Any, *, call: Call, levels: Split) -> list[Any]:
     by_host = jax.lax.all_gather(x, **rail(call, levels))  # [hosts, ...]
     both = inside("all_gather", by_host, call=call, levels=levels)  # [local, hosts, ...]
-    return jnp.swapaxes(both, 0, 1).reshape(call.num_ranks, *x.shape)
+    return [jnp.swapaxes(both, 0, 1).reshape(call.num_ranks, *x.shape)]
 
 
-def _all_to_all(x: Any, call: Call, levels: Split) -> Any:
+def all_to_all(x: Any, *, call: Call, levels: Split) -> list[Any]:
     num_local, num_hosts = levels.num_local, len(levels.rails[0])
     by_index = jnp.swapaxes(x.reshape(num_hosts, num_local, *x.shape[1:]), 0, 1)
     swapped = inside("all_to_all", by_index, call=call, levels=levels)  # [local src, host dst, ...]
     by_host = jnp.swapaxes(swapped, 0, 1)
     across = jax.lax.all_to_all(by_host, split_axis=0, concat_axis=0, **rail(call, levels))
-    return across.reshape(x.shape)  # [host src, local src, ...]
-
-
-_RUN = {
-    "all_reduce": _all_reduce,
-    "reduce_scatter": _reduce_scatter,
-    "all_gather": _all_gather,
-    "all_to_all": _all_to_all,
-}
+    return [across.reshape(x.shape)]  # [host src, local src, ...]

@@ -154,7 +154,7 @@ def run(spec: Any, ctx: Any, *arrays: Any, call: Call, **static: Any) -> list[An
         where = _placement(context[0], call)
         if where.host_of is not None:
             levels = _levels(where, call)
-            return _hierarchical.run(*arrays, spec=spec, call=call, levels=levels, **static)
+            return spec.hierarchical(*arrays, call=call, levels=levels, **static)
     if static.get("op") == "mean" and call.algorithm not in RESERVED:
         return _mean_by_plan(spec, ctx, *arrays, call=call, **static)
     return _run_native(spec, ctx, *arrays, call=call, **static)

@@ -59,7 +59,7 @@ class CollectiveSpec:
 
     hierarchical: Callable[..., Sequence[Any]] | None = None
     """hierarchical(*arrays, call, levels, **static) -> arrays: the same for ranks on several hosts;
-    None for what _hierarchical.py has itself, or has not."""
+    None: only by xla. tuning.candidates has the names of the ops that have it."""
 
     blocked_in: bool = False
     blocked_out: bool = False

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from jcoll.comm.mesh import AxisName, Call, canonical_dim, make_call, static_bool
-from jcoll.ops import _primitive
+from jcoll.ops import _hierarchical, _primitive
 from jcoll.ops._lowering import Motion
 from jcoll.ops._primitive import CollectiveSpec
 
@@ -93,6 +93,7 @@ SPEC = CollectiveSpec(
     shapes=_shapes,
     motion=_motion,
     xla=_xla,
+    hierarchical=_hierarchical.all_gather,
     blocked_out=True,
     replicated=True,
     mixed=_mixed,

@@ -20,7 +20,7 @@ import numpy as np
 
 from jcoll import _compat, errors
 from jcoll.comm.mesh import AxisName, Call, make_call
-from jcoll.ops import _primitive
+from jcoll.ops import _hierarchical, _primitive
 from jcoll.ops._lowering import Motion, reduced
 from jcoll.ops._primitive import CollectiveSpec
 from jcoll.ops._reductions import (
@@ -172,6 +172,7 @@ SPEC = CollectiveSpec(
     shapes=_shapes,
     motion=_motion,
     xla=_xla,
+    hierarchical=_hierarchical.all_reduce,
     replicated=True,
     invariant=True,
     mixed=_mixed,

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jcoll.comm.mesh import AxisName, Call, canonical_dim, make_call, static_bool
-from jcoll.ops import _primitive
+from jcoll.ops import _hierarchical, _primitive
 from jcoll.ops._lowering import Motion
 from jcoll.ops._primitive import CollectiveSpec
 
@@ -97,6 +97,7 @@ SPEC = CollectiveSpec(
     shapes=_shapes,
     motion=_motion,
     xla=_xla,
+    hierarchical=_hierarchical.all_to_all,
     blocked_in=True,
     blocked_out=True,
     mixed=_mixed,

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jcoll.comm.mesh import AxisName, Call, canonical_dim, make_call, static_bool
-from jcoll.ops import _primitive
+from jcoll.ops import _hierarchical, _primitive
 from jcoll.ops._lowering import Motion, reduced
 from jcoll.ops._primitive import CollectiveSpec
 from jcoll.ops._reductions import accumulation_dtype, canonical, check_op, reduce_stacked
@@ -122,6 +122,7 @@ SPEC = CollectiveSpec(
     shapes=_shapes,
     motion=_motion,
     xla=_xla,
+    hierarchical=_hierarchical.reduce_scatter,
     blocked_in=True,
     mixed=_mixed,
 )

@@ -20,7 +20,7 @@ JOBS = [
     (2, 2, "programs.py", "groups"),
     (4, 1, "values.py", "permuted"),
     pytest.param(2, 1, "values.py", "large", marks=slow),
-    pytest.param(2, 3, "values.py", "lanes bits rows", marks=slow),
+    pytest.param(2, 3, "values.py", "lanes large bits rows", marks=slow),
     pytest.param(2, 3, "programs.py", "transforms groups intercepted", marks=slow),
     pytest.param(4, 1, "values.py", "lanes bits rows", marks=slow),
     pytest.param(4, 1, "programs.py", "in_flight groups", marks=slow),

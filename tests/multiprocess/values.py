@@ -52,17 +52,19 @@ def agree(case: Case, mesh: Mesh, names: list[str], args: list, axis="x") -> Non
     with jax.numpy_dtype_promotion("standard"):
         fn, placed = rank.program(all_of_them, mesh), rank.put(mesh, args)
         first, second = fn(placed), fn(placed)
-    for name in names:
-        for arrays, outs, again in zip(args, first[name], second[name], strict=True):
-            compare(case, n, name, arrays, outs, again)
+    for i, arrays in enumerate(args):
+        expected = case.spec.stacked(np, *arrays, **static)
+        for name in names:
+            compare(case, n, name, arrays, expected, first[name][i], second[name][i])
 
 
-def compare(case: Case, n: int, name: str, arrays: list, outs: list, again: list) -> None:
+def compare(
+    case: Case, n: int, name: str, arrays: list, expected: list, outs: list, again: list
+) -> None:
     mine = [rank.local(out) for out in outs]
     for m, a in zip(mine, again, strict=True):
         for index, part in rank.local(a).items():
             assert part.tobytes() == m[index].tobytes(), "another run gave other bits"
-    expected = case.spec.stacked(np, *arrays, **case.static(n))
     where = f"{case_id(case)} by {name}, {arrays[0].dtype}{arrays[0].shape}"
     try:
         outs = [whole(m, e, case.spec) for m, e in zip(mine, expected, strict=True)]
