@@ -1,0 +1,61 @@
+// What a kernel knows of the other ranks: addresses, and nothing of how they were come by. NCCL
+// windows, virtual ranks on one GPU and the emulator on a CPU fill it in alike.
+//
+// Plain data, host and device; passed to kernels by value (kernel parameters hold 4 KiB).
+#pragma once
+
+#include <cstdint>
+
+namespace jcoll::gpu {
+
+// An NVLink domain has at most 72 GPUs (GB200 NVL72).
+constexpr int kMaxRanks = 72;
+// Blocks of one launch. All blocks of all ranks wait for each other, so that all must be resident at
+// once: few, and the same number on every rank, as block b talks to the peers' block b.
+constexpr int kMaxBlocks = 64;
+
+// One rank's signal pad: symmetric memory, zeroed when it is made, and kept from then on.
+//
+// Block b of rank r tells block b of rank p how far it is by a store to p's inbox[b][r]; p waits for
+// "at least", compared by the sign of the difference, so that 32 bits may wrap around and a peer may
+// be ahead. Epochs are in device memory and not in arguments: a replayed CUDA graph repeats its
+// arguments.
+struct SignalPad {
+  uint32_t inbox[kMaxBlocks][kMaxRanks];  // Written by peers.
+  uint32_t epoch[kMaxBlocks];             // Barriers that block b has passed. Own.
+  uint32_t line_epoch[kMaxBlocks];        // Exchanges by LL lines that block b has done. Own.
+  uint32_t calls;                         // Launches on this pad. Own.
+  uint32_t dead;                          // Set when a wait timed out: the counters disagree from
+                                          // then on, and every later launch gives up at once. Own.
+};
+
+// Why a kernel gave up, in host-mapped memory. The first block to fail writes it: `state` goes from 0
+// to 1 (claimed) to 2 (all fields are there).
+struct ErrorRecord {
+  uint32_t state;
+  uint32_t op_id;     // Call::op_id: which call site.
+  uint32_t call;      // SignalPad::calls: which launch on this communicator.
+  int32_t rank;       // Who waited,
+  int32_t peer;       // for whom;
+  uint32_t block;
+  uint32_t expected;  // what it needed to see
+  uint32_t seen;      // and saw.
+  uint64_t waited_ns;
+};
+
+struct PeerTable {
+  int32_t rank = 0;
+  int32_t num_ranks = 1;
+  // By rank; entry `rank` is one's own. Null where a kernel does not touch the peers' buffer.
+  void* input[kMaxRanks] = {};
+  void* output[kMaxRanks] = {};
+  void* scratch[kMaxRanks] = {};  // Symmetric memory of ScratchNbytes(call), zeroed when made.
+  SignalPad* pad[kMaxRanks] = {};
+  // The multicast addresses of the same buffers (NVLS); null where there are none.
+  void* multicast_input = nullptr;
+  void* multicast_output = nullptr;
+  ErrorRecord* error = nullptr;  // Host-mapped.
+  uint64_t timeout_ns = 0;       // A wait that takes longer fails.
+};
+
+}  // namespace jcoll::gpu
