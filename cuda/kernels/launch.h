@@ -1,12 +1,13 @@
-// The kernels as the host sees them: a Call says what is to be done, Refusal whether a kernel serves
-// it, Launch puts it on a stream. The CUDA build and the emulator implement the same functions.
+// The kernels as the host sees them: a Call says what is to be done, Refusal whether a kernel
+// serves it, Launch puts it on a stream. The CUDA build and the emulator implement the same
+// functions.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <string>
 
-#include "csrc/dtype.h"
+#include "cuda/kernels/dtype.h"
 #include "cuda/kernels/peer_table.h"
 #include "cuda/runtime_api.h"  // cudaStream_t, cudaError_t: CUDA's, or the emulator's.
 
@@ -60,13 +61,14 @@ struct Call {
   PeerTable peers;
   RaggedRows rows;
   const PlanProgram* program = nullptr;
-  int num_blocks = 0;  // 0: BlocksFor(call). The same on all ranks.
+  int num_blocks = 0;  // 0: BlocksFor(call, DeviceFacts{}). The same on all ranks.
 };
 
-// What the device has.
+// What the device has; by default, what the smallest GPU with NVLink that we build for has: an
+// A100.
 struct DeviceFacts {
   int compute_capability = 80;  // 10 * major + minor.
-  int num_sms = 1;
+  int num_sms = 108;
 };
 
 // Why a kernel cannot do a call; nothing if it can. Needs no GPU.
@@ -74,8 +76,8 @@ std::optional<std::string> Refusal(const Call& call, const DeviceFacts& device);
 // Symmetric scratch that every rank must give for a call. The same on all ranks.
 int64_t ScratchNbytes(const Call& call);
 int BlocksFor(const Call& call, const DeviceFacts& device);
-// Asynchronous. What goes wrong on the device is in *call.peers.error; the outputs of such a call are
-// poisoned: NaN, or the type's largest value.
+// Asynchronous. What goes wrong on the device is in *call.peers.error; the outputs of such a call
+// are poisoned: NaN, or the type's largest value.
 cudaError_t Launch(const Call& call, cudaStream_t stream);
 
 }  // namespace jcoll::gpu

@@ -10,37 +10,48 @@ namespace jcoll::gpu {
 
 // An NVLink domain has at most 72 GPUs (GB200 NVL72).
 constexpr int kMaxRanks = 72;
-// Blocks of one launch. All blocks of all ranks wait for each other, so that all must be resident at
-// once: few, and the same number on every rank, as block b talks to the peers' block b.
+// Blocks of one launch. All blocks of all ranks wait for each other, so that all must be resident
+// at once: few, and the same number on every rank, as block b talks to the peers' block b.
 constexpr int kMaxBlocks = 64;
 
 // One rank's signal pad: symmetric memory, zeroed when it is made, and kept from then on.
 //
-// Block b of rank r tells block b of rank p how far it is by a store to p's inbox[b][r]; p waits for
-// "at least", compared by the sign of the difference, so that 32 bits may wrap around and a peer may
-// be ahead. Epochs are in device memory and not in arguments: a replayed CUDA graph repeats its
-// arguments.
+// Block b of rank r tells block b of rank p how far it is by a store to p's inbox[b][r]; p waits
+// for "at least", compared by the sign of the difference, so that 32 bits may wrap around and a
+// peer may be ahead. Epochs are in device memory and not in arguments: a replayed CUDA graph
+// repeats its arguments.
 struct SignalPad {
   uint32_t inbox[kMaxBlocks][kMaxRanks];  // Written by peers.
   uint32_t epoch[kMaxBlocks];             // Barriers that block b has passed. Own.
   uint32_t line_epoch[kMaxBlocks];        // Exchanges by LL lines that block b has done. Own.
-  uint32_t calls;                         // Launches on this pad. Own.
-  uint32_t dead;                          // Set when a wait timed out: the counters disagree from
-                                          // then on, and every later launch gives up at once. Own.
+  uint32_t calls;                         // Launches on this pad that have ended. Own.
+  uint32_t blocks_done;                   // Blocks of the present launch that have ended. Own.
+  // 1 + the rank that is to blame, once any rank has given up: the counters disagree from then on,
+  // and every later launch gives up at once. Written by whoever gives up, on all ranks.
+  uint32_t dead;
 };
 
-// Why a kernel gave up, in host-mapped memory. The first block to fail writes it: `state` goes from 0
-// to 1 (claimed) to 2 (all fields are there).
+enum class ErrorKind : uint32_t {
+  kNone,
+  kTimeout,      // `rank` waited for `peer` in vain.
+  kPeerGaveUp,   // Another rank gave up, in this launch or an earlier one, and blames `peer`.
+  kRowsOutside,  // ragged_all_to_all: what `rank` sends `peer` ends at row `seen` (at most
+                 // 2^32 - 1) or begins before row 0; there are `expected`.
+};
+
+// Why a kernel gave up, in host-mapped memory. The first block to fail writes it: `state` goes from
+// 0 to 1 (claimed) to 2 (all fields are there).
 struct ErrorRecord {
   uint32_t state;
-  uint32_t op_id;     // Call::op_id: which call site.
-  uint32_t call;      // SignalPad::calls: which launch on this communicator.
-  int32_t rank;       // Who waited,
-  int32_t peer;       // for whom;
+  uint32_t op_id;  // Call::op_id: which call site.
+  uint32_t call;   // SignalPad::calls: which launch on this communicator.
+  int32_t rank;    // Who waited,
+  int32_t peer;    // for whom;
   uint32_t block;
   uint32_t expected;  // what it needed to see
   uint32_t seen;      // and saw.
   uint64_t waited_ns;
+  ErrorKind kind;
 };
 
 struct PeerTable {
