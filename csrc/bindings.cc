@@ -68,8 +68,9 @@ void ThrowIf(const std::optional<jcoll::Failure>& failure) {
 }
 
 // (pid, fd, nbytes)
-py::tuple PrepareWorld(int64_t arena_nbytes) {
+py::tuple PrepareWorld(int64_t arena_nbytes, int64_t peer_reads) {
   jcoll::ProcessInfo info;
+  jcoll::World::SetPeerReads(peer_reads);
   ThrowIf(jcoll::World::Prepare(arena_nbytes, &info));
   return py::make_tuple(info.pid, info.fd, info.nbytes);
 }
@@ -94,7 +95,7 @@ PYBIND11_MODULE(_native, m) {
   m.def("set_default_timeout", &jcoll::SetDefaultTimeout, py::arg("seconds"));
   m.def("set_num_threads", &jcoll::Executor::SetNumThreads, py::arg("num_threads"));
   m.def("set_plan_maker", &SetPlanMaker, py::arg("maker"));
-  m.def("prepare_world", &PrepareWorld, py::arg("arena_nbytes"));
+  m.def("prepare_world", &PrepareWorld, py::arg("arena_nbytes"), py::arg("peer_reads"));
   m.def("join_world", &JoinWorld, py::arg("self"), py::arg("infos"));
   m.def("leave_world", &LeaveWorld, py::arg("reason"));
   m.def("forget_plans", &jcoll::ForgetPlans);

@@ -39,12 +39,16 @@ class ChunkCuts {
     return {first, std::min(first + lane_nbytes, end)};
   }
 
-  // The address of byte `begin` of the block that a chunk of INPUT or OUTPUT belongs to. Inputs are
-  // only read: DecodePlan has checked that nothing writes them.
+  // Where byte `begin` of the block that a chunk of INPUT or OUTPUT belongs to is in its buffer.
+  int64_t Offset(int chunk, int64_t begin) const {
+    return chunk / chunks_per_block_ * block_nbytes_ + begin;
+  }
+
+  // Its address. Inputs are only read: DecodePlan has checked that nothing writes them.
   char* At(const RankBuffers& b, PlanBuffer buffer, int chunk, int64_t begin) const {
     char* base = buffer == PlanBuffer::kInput ? static_cast<char*>(const_cast<void*>(b.inputs[0]))
                                               : static_cast<char*>(b.outputs[0]);
-    return base + chunk / chunks_per_block_ * block_nbytes_ + begin;
+    return base + Offset(chunk, begin);
   }
 
  private:

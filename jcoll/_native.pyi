@@ -21,7 +21,7 @@ def set_num_threads(num_threads: int) -> None:
 def set_plan_maker(maker: Callable[[str, str, int, int], bytes]) -> None:
     """`maker`(op, algorithm, num_ranks, root) gives the plans that programs name, encoded."""
 
-def prepare_world(arena_nbytes: int) -> tuple[int, int, int]:
+def prepare_world(arena_nbytes: int, peer_reads: int) -> tuple[int, int, int]:
     """Makes this process's shared memory: (pid, fd, nbytes), for the others to open it."""
 
 def join_world(self: int, infos: list[tuple[int, int, int, int]]) -> None:

@@ -38,6 +38,11 @@ def _choice(env: Mapping[str, str], name: str, default: str, choices: tuple[str,
     return value
 
 
+def _peer_reads(env: Mapping[str, str]) -> int:
+    name = "JCOLL_PEER_READS"
+    return 0 if env.get(name) == "0" else int(_positive(env, name, Config.peer_reads, int))
+
+
 @dataclass(frozen=True)
 class Config:
     """The settings, with their variables."""
@@ -62,9 +67,17 @@ class Config:
     shm_nbytes: int = 256 << 20
     """`JCOLL_SHM_SIZE`, bytes: shared memory of each process; pages that are not used take none."""
 
+    peer_reads: int = 32 << 10
+    """`JCOLL_PEER_READS`, bytes: blocks from this size on are read in the memory of other processes
+    (process_vm_readv), where the system allows it, instead of being copied through shared memory;
+    0: none are."""
+
     tuning_file: str = ""
     """`JCOLL_TUNING_FILE`: costs by which `algorithm="auto"` chooses, as `python -m jcoll tune`
     writes them; unset: those in the user's cache, if any; none: only those that come with jcoll."""
+
+    cuda: bool = True
+    """`JCOLL_CUDA`: 0 leaves jcoll's CUDA runtime alone; GPUs then have XLA's collectives."""
 
     isa: str = "best"
     """`JCOLL_ISA`: best, avx512, avx2 or baseline: caps the instruction set of the reductions."""
@@ -79,7 +92,9 @@ class Config:
             intercept=_choice(env, "JCOLL_INTERCEPT", "0", ("0", "1")) == "1",
             host_id=env.get("JCOLL_HOST_ID", ""),
             shm_nbytes=int(_positive(env, "JCOLL_SHM_SIZE", 256 << 20, int)),
+            peer_reads=_peer_reads(env),
             tuning_file=env.get("JCOLL_TUNING_FILE", ""),
+            cuda=_choice(env, "JCOLL_CUDA", "1", ("0", "1")) == "1",
             isa=_choice(env, "JCOLL_ISA", "best", ("best", "avx512", "avx2", "baseline")),
         )
 

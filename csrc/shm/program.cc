@@ -112,6 +112,8 @@ class RankWriter {
   void Stage(PlanBuffer buffer, int chunk) {
     Place& place = At(buffer, chunk);
     place.slot = program_->num_slots++;
+    program_->origins.emplace_back();
+    if (buffer != PlanBuffer::kScratch) program_->origins.back() = {buffer, chunk};
     if (place.writer != kNone) {
       program_->actions[place.writer].slot = place.slot;
       // It is looked at now: a later reduction must not take its operands away.
@@ -136,6 +138,7 @@ class RankWriter {
       return Bad(buffer, chunk, "is written with a chunk of another length");
     }
     Place& place = At(buffer, chunk);
+    if (place.slot != kNone) program_->origins[place.slot].reset();
     TakeOver(place, buffer, chunk, &action);
     const int32_t index = static_cast<int32_t>(program_->actions.size());
     for (const Operand& src : action.srcs) {
@@ -254,6 +257,7 @@ class MapWriter {
     Action copy;
     copy.srcs.push_back({rank, kNone, PlanBuffer::kInput, block, kNone});
     copy.slot = program.num_slots++;
+    program.origins.push_back(RankProgram::Origin{PlanBuffer::kInput, block});
     copy.num_posts = 1;
     ++program.num_messages;
     program.actions.push_back(std::move(copy));

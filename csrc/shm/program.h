@@ -9,6 +9,9 @@
 //   - what makes a value that is sent writes the slot too, in the same pass over memory;
 //   - reductions into the same chunk, one after the other, are done at the last: one pass, and one
 //     rounding for the 16-bit types. Operands are ordered by rank, as in plan_moves.h.
+//
+// What a slot holds often lies in one of the sender's buffers too, and stays there: its *origin*. A
+// receiver that can read that needs no slot.
 #pragma once
 
 #include <cstdint>
@@ -43,9 +46,15 @@ struct RankProgram {
     int32_t num_posts = 0;
   };
   std::vector<Action> actions;
+  // A chunk of INPUT, or one of OUTPUT that is written for good before the slot is posted.
+  struct Origin {
+    PlanBuffer buffer;
+    int32_t chunk;
+  };
   int32_t num_messages = 0;
   int32_t num_slots = 0;
-  std::vector<int32_t> receivers;  // Other ranks that read this one's slots.
+  std::vector<std::optional<Origin>> origins;  // By slot.
+  std::vector<int32_t> receivers;              // Other ranks that read this one's slots.
 };
 
 // The programs of a plan, and what is common to them.

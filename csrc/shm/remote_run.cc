@@ -56,12 +56,28 @@ RemoteRun::RemoteRun(Setup setup) : s_(std::move(setup)), world_(World::Get()) {
   for (int process = 0; process < world_->num_processes(); ++process) {
     num_missing_ += process != world_->self() && num_local_[process] > 0;
   }
+  expose_ = CanExpose();
   Post();
 }
 
+// Whether our ranks may expose their buffers. Each process decides for its own ranks; a peer that
+// joins only now is not known to read yet.
+bool RemoteRun::CanExpose() const {
+  if (s_.streams != nullptr || s_.block_nbytes < World::PeerReads()) return false;
+  for (int process = 0; process < world_->num_processes(); ++process) {
+    if (num_local_[process] > 0 && !world_->ReadsPeers(process)) return false;
+  }
+  // An output in the input's place would overwrite what peers still are to read.
+  return std::none_of(cursors_.begin(), cursors_.end(), [this](const Cursor& cursor) {
+    const RankBuffers& b = s_.buffers[cursor.rank];
+    return b.inputs[0] == b.outputs[0];
+  });
+}
+
 void RemoteRun::Post() {
-  const int64_t areas = int64_t{num_local_[world_->self()]} * kCursors;
-  arena_nbytes_ = areas * (int64_t{sizeof(Counter)} + s_.programs->max_slots * lane_nbytes_);
+  const int self = world_->self();
+  const int64_t areas = int64_t{num_local_[self]} * kCursors;
+  arena_nbytes_ = HeadNbytes(self) + areas * s_.programs->max_slots * lane_nbytes_;
   own_ = world_->OpenPost(s_.key, members_, s_.name->signature, num_missing_, s_.name->call);
   if (own_ == nullptr) {
     Fail(FailureCode::kInternal, "more than " + std::to_string(World::kMaxPosts) +
@@ -81,8 +97,12 @@ void RemoteRun::Post() {
 bool RemoteRun::GetReady() {
   arena_offset_ = world_->Allocate(arena_nbytes_, ticket_);
   if (arena_offset_ < 0) return false;
-  const int64_t areas = int64_t{num_local_[world_->self()]} * kCursors;
-  std::memset(world_->At(world_->self(), arena_offset_), 0, areas * sizeof(Counter));
+  std::memset(Arena(world_->self()), 0, HeadNbytes(world_->self()));
+  for (const Cursor& cursor : cursors_) {
+    const RankBuffers& b = s_.buffers[cursor.rank];
+    *ExposedOf(cursor.rank) = {static_cast<const char*>(b.inputs[0]),
+                               static_cast<const char*>(b.outputs[0]), expose_};
+  }
   own_->arena_offset.store(arena_offset_);
   own_->state.store(PostState::kReady);
   RingPeers();
@@ -99,13 +119,20 @@ RemoteRun::Status RemoteRun::Advance() {
   bool any = true;
   while (any) {
     any = false;
-    for (Cursor& cursor : cursors_) any |= Step(&cursor);
+    for (Cursor& cursor : cursors_) {
+      any |= Step(&cursor);
+      if (failure_) return Status::kFailed;
+    }
     if (any) {
       moved_ = true;
       RingPeers();
     }
   }
   if (cursors_left_ > 0) return Status::kRunning;
+  if (expose_ && !std::all_of(cursors_.begin(), cursors_.end(),
+                              [this](const Cursor& cursor) { return ReceiversHaveDone(cursor); })) {
+    return Status::kRunning;
+  }
   Finish();
   return Status::kDone;
 }
@@ -164,8 +191,7 @@ bool RemoteRun::Step(Cursor* cursor) {
     }
     for (; cursor->action < program.actions.size(); ++cursor->action) {
       const RankProgram::Action& action = program.actions[cursor->action];
-      if (!IsReady(*cursor, action)) return any;
-      Run(*cursor, action);
+      if (!IsReady(*cursor, action) || !Run(*cursor, action)) return any;
       any = true;
     }
     ++cursor->round;
@@ -180,7 +206,10 @@ bool RemoteRun::Step(Cursor* cursor) {
 }
 
 bool RemoteRun::MayBegin(const Cursor& cursor) {
-  if (cursor.round == 0) return true;
+  return cursor.round == 0 || !UsesSlots(cursor.rank) || ReceiversHaveDone(cursor);
+}
+
+bool RemoteRun::ReceiversHaveDone(const Cursor& cursor) {
   const std::vector<int32_t>& receivers = s_.programs->ranks[cursor.rank].receivers;
   return std::all_of(receivers.begin(), receivers.end(),
                      [&](int32_t receiver) { return HasDone(receiver, cursor); });
@@ -204,78 +233,6 @@ bool RemoteRun::HasSent(const RankProgram::Operand& src, const Cursor& cursor) {
          before + src.message;
 }
 
-void RemoteRun::Run(const Cursor& cursor, const RankProgram::Action& action) {
-  const int64_t lane = cursor.round * kCursors + cursor.index;
-  const ChunkCuts::Range range = cuts_.Lane(action.part, lane, lane_nbytes_);
-  if (s_.streams != nullptr) {
-    MoveStream(cursor, action, range.begin);
-  } else {
-    Move(cursor, action, range);
-  }
-  if (action.num_posts > 0) {
-    CounterOf(cursor.rank, cursor.index)
-        ->sent.fetch_add(action.num_posts, std::memory_order_release);
-  }
-}
-
-void RemoteRun::Move(const Cursor& cursor, const RankProgram::Action& action,
-                     const ChunkCuts::Range& range) {
-  void* dsts[2];
-  int num_dsts = 0;
-  if (action.has_chunk) dsts[num_dsts++] = Local(cursor, action.buffer, action.chunk, range.begin);
-  if (action.slot != RankProgram::kNone) {
-    dsts[num_dsts++] = Slot(cursor.rank, cursor.index, action.slot);
-  }
-  if (range.nbytes() == 0 || num_dsts == 0) return;
-  thread_local std::vector<const void*> srcs;
-  srcs.clear();
-  for (const RankProgram::Operand& src : action.srcs) {
-    srcs.push_back(Source(cursor, src, range.begin));
-  }
-  const int num_srcs = static_cast<int>(srcs.size());
-  const bool streams = stream_ && action.has_chunk && action.buffer == PlanBuffer::kOutput;
-  if (streams && num_dsts == 2) {  // A slot is read from the cache by a peer, at once.
-    Transfer(srcs.data(), num_srcs, dsts + 1, 1, range.nbytes(), s_.reduce, s_.element_nbytes,
-             /*stream=*/false);
-    CopyTo(dsts[1], dsts, 1, range.nbytes(), /*stream=*/true);
-    return;
-  }
-  Transfer(srcs.data(), num_srcs, dsts, num_dsts, range.nbytes(), s_.reduce, s_.element_nbytes,
-           streams);
-}
-
-// The programs of an exchange are copies only: into a slot, or out of a peer's. What stays with its
-// rank has been copied already.
-void RemoteRun::MoveStream(const Cursor& cursor, const RankProgram::Action& action, int64_t begin) {
-  if (action.srcs.empty()) return;
-  const RankProgram::Operand& src = action.srcs[0];
-  const bool sends = action.slot != RankProgram::kNone;
-  if (!sends && src.slot == RankProgram::kNone) return;
-  const int from = sends ? cursor.rank : src.rank, to = sends ? src.chunk : cursor.rank;
-  const int64_t nbytes = std::min(lane_nbytes_, s_.streams->nbytes(from, to) - begin);
-  if (nbytes <= 0) return;
-  if (sends) {
-    s_.streams->Gather(from, to, begin, nbytes, Slot(cursor.rank, cursor.index, action.slot));
-  } else {
-    s_.streams->Scatter(from, to, begin, nbytes, Slot(src.rank, cursor.index, src.slot));
-  }
-}
-
-const char* RemoteRun::Source(const Cursor& cursor, const RankProgram::Operand& src,
-                              int64_t begin) {
-  if (src.slot != RankProgram::kNone) return Slot(src.rank, cursor.index, src.slot);
-  return Local(cursor, src.buffer, src.chunk, begin);
-}
-
-char* RemoteRun::Local(const Cursor& cursor, PlanBuffer buffer, int chunk, int64_t begin) {
-  const PlanPrograms& p = *s_.programs;
-  if (buffer == PlanBuffer::kScratch) {
-    const int64_t area = AreaOf(cursor.rank, cursor.index);
-    return scratch_.data() + (area * p.num_scratch + chunk) * lane_nbytes_;
-  }
-  return cuts_.At(s_.buffers[cursor.rank], buffer, chunk, begin);
-}
-
 char* RemoteRun::Arena(int process) {
   const bool is_self = process == world_->self();
   return world_->At(process, is_self ? arena_offset_ : posts_[process]->arena_offset.load());
@@ -285,10 +242,21 @@ RemoteRun::Counter* RemoteRun::CounterOf(int rank, int cursor) {
   return reinterpret_cast<Counter*>(Arena(s_.process_of[rank])) + AreaOf(rank, cursor);
 }
 
-char* RemoteRun::Slot(int rank, int cursor, int slot) {
+RemoteRun::Exposed* RemoteRun::ExposedOf(int rank) {
   const int process = s_.process_of[rank];
   const int64_t counters = int64_t{num_local_[process]} * kCursors * int64_t{sizeof(Counter)};
-  return Arena(process) + counters +
+  return reinterpret_cast<Exposed*>(Arena(process) + counters) + local_index_[rank];
+}
+
+// What comes before the slots in a process's arena.
+int64_t RemoteRun::HeadNbytes(int process) const {
+  const int64_t nbytes = kCursors * int64_t{sizeof(Counter)} + int64_t{sizeof(Exposed)};
+  return RoundUp(num_local_[process] * nbytes, kLineNbytes);
+}
+
+char* RemoteRun::Slot(int rank, int cursor, int slot) {
+  const int process = s_.process_of[rank];
+  return Arena(process) + HeadNbytes(process) +
          (AreaOf(rank, cursor) * s_.programs->max_slots + slot) * lane_nbytes_;
 }
 
@@ -369,9 +337,8 @@ std::string RemoteRun::RanksOf(int process) const {
 std::string RemoteRun::Laggards() {
   std::vector<bool> awaited(world_->num_processes());
   for (const Cursor& cursor : cursors_) {
-    if (cursor.round == cursor.num_rounds) continue;
     const RankProgram& program = s_.programs->ranks[cursor.rank];
-    if (!cursor.has_begun) {
+    if (!cursor.has_begun) {  // Or it has done all rounds: then this counts if it exposes buffers.
       for (int32_t receiver : program.receivers) {
         if (!HasDone(receiver, cursor)) awaited[s_.process_of[receiver]] = true;
       }

@@ -11,6 +11,10 @@
 //   sent  messages that are in the slots, over all rounds of the cursor
 //   done  rounds that the rank has finished: it reads no slot of earlier rounds any more
 // A rank begins a round when all who read its slots have done the round before.
+//
+// Large collectives whose processes may read each other's memory do without most slots: a rank
+// *exposes* its buffers, i.e. leaves what it would stage where it is (RankProgram::origins), and
+// the receivers read it there. It then keeps its buffers until all receivers have done all rounds.
 #pragma once
 
 #include <cstdint>
@@ -68,6 +72,13 @@ class RemoteRun : public RemoteWork {
     alignas(64) std::atomic<uint64_t> sent;
     alignas(64) std::atomic<uint64_t> done;
   };
+  // In the arena, after the counters: where a rank's buffers are in its process, if it exposes
+  // them.
+  struct Exposed {
+    const char* input;
+    const char* output;
+    bool is_exposed;
+  };
   struct Cursor {
     int rank, index;  // `index` of kCursors.
     int64_t round = 0, num_rounds = 0;
@@ -75,6 +86,7 @@ class RemoteRun : public RemoteWork {
     bool has_begun = false;  // The round's slots may be written.
   };
 
+  bool CanExpose() const;
   void Post();
   bool GetReady();
   bool AllHaveArrived();
@@ -83,13 +95,19 @@ class RemoteRun : public RemoteWork {
   Status FailLike(int process);
   bool Step(Cursor* cursor);
   bool MayBegin(const Cursor& cursor);
+  bool ReceiversHaveDone(const Cursor& cursor);
   bool HasDone(int receiver, const Cursor& cursor);
   bool IsReady(const Cursor& cursor, const RankProgram::Action& action);
   bool HasSent(const RankProgram::Operand& src, const Cursor& cursor);
-  void Run(const Cursor& cursor, const RankProgram::Action& action);
-  void Move(const Cursor& cursor, const RankProgram::Action& action, const ChunkCuts::Range& range);
+  bool Run(const Cursor& cursor, const RankProgram::Action& action);
+  bool Move(const Cursor& cursor, const RankProgram::Action& action, const ChunkCuts::Range& range);
   void MoveStream(const Cursor& cursor, const RankProgram::Action& action, int64_t begin);
-  const char* Source(const Cursor& cursor, const RankProgram::Operand& src, int64_t begin);
+  const char* Source(const Cursor& cursor, const RankProgram::Operand& src, int64_t begin,
+                     int64_t nbytes, char* fetched);
+  const RankProgram::Origin* OriginOf(int rank, int32_t slot);
+  bool UsesSlots(int rank);
+  bool IsInPeer(const RankProgram::Operand& src);
+  bool Read(const RankProgram::Operand& src, int64_t begin, int64_t nbytes, void* to);
   char* Local(const Cursor& cursor, PlanBuffer buffer, int chunk, int64_t begin);
   // A rank and cursor's number among its process's: of counters, slots and scratch.
   int64_t AreaOf(int rank, int cursor) const {
@@ -98,6 +116,8 @@ class RemoteRun : public RemoteWork {
   char* Arena(int process);
   char* Slot(int rank, int cursor, int slot);
   Counter* CounterOf(int rank, int cursor);
+  Exposed* ExposedOf(int rank);
+  int64_t HeadNbytes(int process) const;
   void RingPeers();
   void Finish();
   Status Fail(FailureCode code, const std::string& why);
@@ -118,11 +138,13 @@ class RemoteRun : public RemoteWork {
   ChunkCuts cuts_;
   int64_t lane_nbytes_ = 0;
   bool stream_ = false;  // Outputs, past the cache.
+  bool expose_ = false;  // Our ranks' buffers.
   int64_t arena_offset_ = -1, arena_nbytes_ = 0;
   static constexpr uint64_t kNoTicket = UINT64_MAX;
   uint64_t ticket_ = kNoTicket;  // For the arena.
   std::vector<Cursor> cursors_;
   std::vector<char> scratch_;
+  std::vector<char> fetched_;  // What an action has read from peers' memory.
   size_t cursors_left_ = 0;
   bool moved_ = false;
   std::optional<Failure> failure_;

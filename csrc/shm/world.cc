@@ -15,17 +15,19 @@
 #include <new>
 
 #include "../align.h"
+#include "peer_reads.h"
 
 namespace jcoll {
 namespace {
 
-constexpr uint64_t kMagic = 0x314d48534c4c4f43;  // "COLLSHM1"
+constexpr uint64_t kMagic = 0x324d48534c4c4f43;  // "COLLSHM2"
 // Failed posts are kept for the late arrival of those that have not seen them.
 constexpr size_t kMaxRetired = 256;
 constexpr int64_t kSecond = 1000000000;
 
 World* g_world = nullptr;
 std::unique_ptr<Segment> g_own;  // Between Prepare and Join.
+int64_t g_peer_reads = 32 << 10;
 
 int64_t InLines(int64_t nbytes) { return RoundUp(nbytes, kLineNbytes); }
 int64_t PostsOffset() { return InLines(sizeof(Header)); }
@@ -70,6 +72,7 @@ std::optional<Failure> World::Prepare(int64_t arena_nbytes, ProcessInfo* info) {
   if (auto failure = segment->Create(ArenaOffset() + InLines(arena_nbytes))) return failure;
   Header* h = new (segment->data()) Header();
   h->magic = kMagic;
+  h->probe = ReadProbe::address();
   h->state.store(ProcessState::kAlive);
   for (int i = 0; i < kMaxPosts; ++i) {
     new (segment->data() + PostsOffset() + i * int64_t{sizeof(Post)}) Post();
@@ -78,6 +81,10 @@ std::optional<Failure> World::Prepare(int64_t arena_nbytes, ProcessInfo* info) {
   g_own = std::move(segment);
   return std::nullopt;
 }
+
+void World::SetPeerReads(int64_t min_nbytes) { g_peer_reads = min_nbytes; }
+
+int64_t World::PeerReads() { return g_peer_reads; }
 
 std::optional<Failure> World::Join(int self, const std::vector<ProcessInfo>& infos) {
   std::unique_ptr<World> world(new World());
@@ -100,6 +107,11 @@ std::optional<Failure> World::Join(int self, const std::vector<ProcessInfo>& inf
     world->pidfds_.push_back(is_self ? -1
                                      : static_cast<int>(syscall(SYS_pidfd_open, infos[p].pid, 0)));
   }
+  bool reads_peers = g_peer_reads > 0;
+  for (int p = 0; p < world->num_processes() && reads_peers; ++p) {
+    reads_peers = p == self || ReadProbe::Try(infos[p].pid, world->header(p)->probe);
+  }
+  world->header(self)->reads_peers.store(reads_peers);
   world->free_.push_back({ArenaOffset(), world->segments_[self]->nbytes() - ArenaOffset()});
   g_world = world.release();  // Lives as long as the process: peers may look at any time.
   return std::nullopt;

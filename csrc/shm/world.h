@@ -65,6 +65,8 @@ struct Header {
   std::atomic<uint32_t> doorbell;
   std::atomic<uint32_t> sleeping;
   std::atomic<int64_t> idle_since_ns;  // The process has used next to no CPU since; 0: it is busy.
+  const uint64_t* probe;               // See ReadProbe.
+  std::atomic<bool> reads_peers;       // It has joined, and may read the memory of all others.
   char reason[400];                    // Why it leaves.
 };
 
@@ -82,6 +84,10 @@ class World {
 
   // Makes this process's segment. `arena_nbytes`: JCOLL_SHM_SIZE.
   static std::optional<Failure> Prepare(int64_t arena_nbytes, ProcessInfo* info);
+  // Blocks of so many bytes or more are read in the memory of peers (peer_reads.h), where processes
+  // may; 0: none are. JCOLL_PEER_READS. Before Join.
+  static void SetPeerReads(int64_t min_nbytes);
+  static int64_t PeerReads();
   // Maps the others'. `infos` by process, this one's at `self`. Called once.
   static std::optional<Failure> Join(int self, const std::vector<ProcessInfo>& infos);
   // Null before Join.
@@ -92,6 +98,9 @@ class World {
   // The process with a JAX process index; -1 if it is not of this host.
   int ProcessOf(int64_t id) const;
   std::string NameOf(int process) const { return "process " + std::to_string(peers_[process].id); }
+  int PidOf(int process) const { return peers_[process].pid; }
+  // Whether a process may read the memory of all others.
+  bool ReadsPeers(int process) const { return header(process)->reads_peers.load(); }
 
   // This process's posts.
   Post* OpenPost(const Key& key, uint64_t members, uint64_t signature, int num_readers,

@@ -91,7 +91,7 @@ def join() -> World:
 
 def _join() -> World:
     me, count = jax.process_index(), jax.process_count()
-    pid, fd, nbytes = _native.prepare_world(config.shm_nbytes)
+    pid, fd, nbytes = _native.prepare_world(config.shm_nbytes, config.peer_reads)
     client = _compat.distributed_client()
     own = {"host": host_id(), "pid": pid, "fd": fd, "nbytes": nbytes}
     own["tuning"] = own_digest()
@@ -226,7 +226,7 @@ def placement(mesh: Any, axes: Sequence[Any], axis_size: int, group_of: Sequence
     positions = mesh_positions(mesh.shape, axes)
     process_of = np.empty(len(positions), np.int64)
     process_of[list(positions)] = [d.process_index for d in np.asarray(mesh.devices).flat]
-    groups = _groups(process_of, axis_size, group_of)
+    groups = by_group(process_of, axis_size, group_of)
     if all(len(set(group)) == 1 for group in groups):
         return Placement()
     hosts = join().hosts
@@ -248,9 +248,10 @@ def has_same_tuning(where: Placement) -> bool:
     return join().same_tuning
 
 
-def _groups(process_of: Any, axis_size: int, group_of: Sequence[int]) -> list[list[int]]:
-    """The processes of every group of ranks."""
-    rows = process_of.reshape(-1, axis_size)
+def by_group(of_position: Any, axis_size: int, group_of: Sequence[int]) -> list[list[int]]:
+    """What is known of every position in the mesh, for every group of ranks. group_of: the group of
+    every position on the axes, empty for one group; ranks count as the positions do."""
+    rows = of_position.reshape(-1, axis_size)
     if not group_of:
         return rows.tolist()
     labels = np.asarray(group_of)

@@ -1,0 +1,146 @@
+// What an action of a RemoteRun does with memory: where its operands are, and where its results go.
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "../memory.h"
+#include "peer_reads.h"
+#include "remote_run.h"
+
+namespace jcoll {
+
+// Returns false if it must be tried again, or has failed.
+bool RemoteRun::Run(const Cursor& cursor, const RankProgram::Action& action) {
+  const int64_t lane = cursor.round * kCursors + cursor.index;
+  const ChunkCuts::Range range = cuts_.Lane(action.part, lane, lane_nbytes_);
+  if (s_.streams != nullptr) {
+    MoveStream(cursor, action, range.begin);
+  } else if (!Move(cursor, action, range)) {
+    return false;
+  }
+  if (action.num_posts > 0) {
+    CounterOf(cursor.rank, cursor.index)
+        ->sent.fetch_add(action.num_posts, std::memory_order_release);
+  }
+  return true;
+}
+
+bool RemoteRun::Move(const Cursor& cursor, const RankProgram::Action& action,
+                     const ChunkCuts::Range& range) {
+  const int64_t nbytes = range.nbytes();
+  const bool is_exposed = OriginOf(cursor.rank, action.slot) != nullptr;
+  void* dsts[2];
+  int num_dsts = 0;
+  if (action.has_chunk) dsts[num_dsts++] = Local(cursor, action.buffer, action.chunk, range.begin);
+  if (action.slot != RankProgram::kNone && !is_exposed) {
+    dsts[num_dsts++] = Slot(cursor.rank, cursor.index, action.slot);
+  }
+  if (nbytes == 0 || num_dsts == 0) return true;
+  // A single operand of a peer's goes straight to where it belongs.
+  if (action.srcs.size() == 1 && IsInPeer(action.srcs[0])) {
+    if (!Read(action.srcs[0], range.begin, nbytes, dsts[0])) return false;
+    CopyTo(dsts[0], dsts + 1, num_dsts - 1, nbytes, /*stream=*/false);
+    return true;
+  }
+  thread_local std::vector<const void*> srcs;
+  srcs.clear();
+  fetched_.resize(action.srcs.size() * lane_nbytes_);
+  for (const RankProgram::Operand& src : action.srcs) {
+    char* fetched = fetched_.data() + srcs.size() * lane_nbytes_;
+    srcs.push_back(Source(cursor, src, range.begin, nbytes, fetched));
+    if (srcs.back() == nullptr) return false;
+  }
+  const int num_srcs = static_cast<int>(srcs.size());
+  // What peers read next, they are to find in the cache.
+  const bool streams =
+      stream_ && action.has_chunk && action.buffer == PlanBuffer::kOutput && !is_exposed;
+  if (streams && num_dsts == 2) {
+    Transfer(srcs.data(), num_srcs, dsts + 1, 1, nbytes, s_.reduce, s_.element_nbytes,
+             /*stream=*/false);
+    CopyTo(dsts[1], dsts, 1, nbytes, /*stream=*/true);
+    return true;
+  }
+  Transfer(srcs.data(), num_srcs, dsts, num_dsts, nbytes, s_.reduce, s_.element_nbytes, streams);
+  return true;
+}
+
+// The programs of an exchange are copies only: into a slot, or out of a peer's. What stays with its
+// rank has been copied already.
+void RemoteRun::MoveStream(const Cursor& cursor, const RankProgram::Action& action, int64_t begin) {
+  if (action.srcs.empty()) return;
+  const RankProgram::Operand& src = action.srcs[0];
+  const bool sends = action.slot != RankProgram::kNone;
+  if (!sends && src.slot == RankProgram::kNone) return;
+  const int from = sends ? cursor.rank : src.rank, to = sends ? src.chunk : cursor.rank;
+  const int64_t nbytes = std::min(lane_nbytes_, s_.streams->nbytes(from, to) - begin);
+  if (nbytes <= 0) return;
+  if (sends) {
+    s_.streams->Gather(from, to, begin, nbytes, Slot(cursor.rank, cursor.index, action.slot));
+  } else {
+    s_.streams->Scatter(from, to, begin, nbytes, Slot(src.rank, cursor.index, src.slot));
+  }
+}
+
+// Where the bytes of an operand can be read; null if they could not be fetched.
+const char* RemoteRun::Source(const Cursor& cursor, const RankProgram::Operand& src, int64_t begin,
+                              int64_t nbytes, char* fetched) {
+  if (src.slot == RankProgram::kNone) return Local(cursor, src.buffer, src.chunk, begin);
+  const RankProgram::Origin* origin = OriginOf(src.rank, src.slot);
+  if (origin == nullptr) return Slot(src.rank, cursor.index, src.slot);
+  if (!IsInPeer(src)) {
+    return cuts_.At(s_.buffers[src.rank], origin->buffer, origin->chunk, begin);
+  }
+  return Read(src, begin, nbytes, fetched) ? fetched : nullptr;
+}
+
+// Where the value of a slot is read instead; null: in the slot.
+const RankProgram::Origin* RemoteRun::OriginOf(int rank, int32_t slot) {
+  if (slot == RankProgram::kNone || !ExposedOf(rank)->is_exposed) return nullptr;
+  const std::optional<RankProgram::Origin>& origin = s_.programs->ranks[rank].origins[slot];
+  return origin ? &*origin : nullptr;
+}
+
+bool RemoteRun::UsesSlots(int rank) {
+  const auto& origins = s_.programs->ranks[rank].origins;
+  return !ExposedOf(rank)->is_exposed ||
+         !std::all_of(origins.begin(), origins.end(), [](const auto& o) { return o.has_value(); });
+}
+
+bool RemoteRun::IsInPeer(const RankProgram::Operand& src) {
+  return src.slot != RankProgram::kNone && s_.process_of[src.rank] != world_->self() &&
+         OriginOf(src.rank, src.slot) != nullptr;
+}
+
+// Reads from the memory of another process. What has been read counts only if the peer has not
+// failed meanwhile, as it then gives its buffers back.
+bool RemoteRun::Read(const RankProgram::Operand& src, int64_t begin, int64_t nbytes, void* to) {
+  const int process = s_.process_of[src.rank];
+  const RankProgram::Origin* origin = OriginOf(src.rank, src.slot);
+  const Exposed& peer = *ExposedOf(src.rank);
+  const char* base = origin->buffer == PlanBuffer::kInput ? peer.input : peer.output;
+  const bool was_read =
+      ReadPeer(world_->PidOf(process), base + cuts_.Offset(origin->chunk, begin), to, nbytes);
+  const int error = errno;
+  std::atomic_thread_fence(std::memory_order_acquire);
+  if (posts_[process]->state.load() == PostState::kFailed) {
+    FailLike(process);
+    return false;
+  }
+  if (was_read) return true;
+  if (error != ESRCH) {  // Else it is dead, and CheckHealth will say so.
+    Fail(FailureCode::kInternal, "the memory of " + RanksOf(process) + " cannot be read: " +
+                                     std::strerror(error) + ".\n  Set JCOLL_PEER_READS=0.");
+  }
+  return false;
+}
+
+char* RemoteRun::Local(const Cursor& cursor, PlanBuffer buffer, int chunk, int64_t begin) {
+  const PlanPrograms& p = *s_.programs;
+  if (buffer == PlanBuffer::kScratch) {
+    const int64_t area = AreaOf(cursor.rank, cursor.index);
+    return scratch_.data() + (area * p.num_scratch + chunk) * lane_nbytes_;
+  }
+  return cuts_.At(s_.buffers[cursor.rank], buffer, chunk, begin);
+}
+
+}  // namespace jcoll
