@@ -22,6 +22,7 @@ from jcoll.ops import ragged_all_to_all as ragged_all_to_all
 from jcoll.ops import reduce as reduce
 from jcoll.ops import reduce_scatter as reduce_scatter
 from jcoll.ops import scatter as scatter
+from jcoll.runtime.cuda import check_health as check_health
 from jcoll.runtime.native import metrics as metrics
 from jcoll.runtime.native import reset_metrics as reset_metrics
 

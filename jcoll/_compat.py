@@ -20,6 +20,7 @@ from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax import parallel as _parallel
+from jax._src.lib import xla_client as _xla_client
 from jax._src.lib.mlir.dialects import hlo as _hlo
 from jax._src.sharding_impls import SPMDAxisContext as _SPMDAxisContext
 
@@ -35,6 +36,8 @@ axis_batchers = _batching.fancy_primitive_batchers
 register_lowering = _mlir.register_lowering
 lower_fun = _mlir.lower_fun
 bdim_at_front = _batching.bdim_at_front
+
+COMMAND_BUFFER_COMPATIBLE = _xla_client.CustomCallTargetTraits.COMMAND_BUFFER_COMPATIBLE
 
 JAX_DIR = os.path.dirname(jax.__file__) + os.sep
 
@@ -204,6 +207,17 @@ def distributed_process() -> int | None:
     """This process's number in jax.distributed's job; None before it is initialized."""
     state = _distributed.global_state
     return None if state.client is None else state.process_id
+
+
+def nvlink_domain(device: Any) -> Any:
+    """What the GPUs share that reach each other's memory over NVLink; else the device's process.
+
+    XLA tells it by the machine, or where NVLink joins several, by its fabric.
+    """
+    for name in ("partition_index", "slice_index"):  # The first is the newer name.
+        if (domain := getattr(device, name, None)) is not None:
+            return domain
+    return device.process_index
 
 
 def module_and_site(ctx: Any) -> tuple[str, int]:

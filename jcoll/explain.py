@@ -12,7 +12,7 @@ import jax
 from jcoll import _compat, _native, errors
 from jcoll.config import config
 from jcoll.ops import SPECS
-from jcoll.runtime import decisions
+from jcoll.runtime import cuda, decisions
 from jcoll.runtime.decisions import Decision
 from jcoll.tuning.candidates import Candidate
 
@@ -136,6 +136,8 @@ class Environment:
     processes: int
     served: bool
     """Whether jcoll has a runtime for the platform."""
+    runtime: str
+    """Which one, or why none."""
     isa: str
     threads: int
     timeout_s: float
@@ -150,10 +152,7 @@ class Environment:
         devices = f"{self.devices} device{'s' * (self.devices != 1)}"
         processes = f"{self.processes} process{'es' * (self.processes != 1)}"
         yield "platform", f"{self.platform}, {devices} in {processes}"
-        if self.served:
-            yield "runtime", f"in process: {self.isa}, {self.threads} threads"
-        else:
-            yield "runtime", f"none for {self.platform}: XLA's own collectives"
+        yield "runtime", self.runtime
         yield "timeout", f"{self.timeout_s:g} s for the last rank to arrive (JCOLL_TIMEOUT)"
         yield "algorithm", f"{self.algorithm} (JCOLL_ALGORITHM)"
         state = "lowered through jcoll" if self.intercepting else "XLA's own"
@@ -162,14 +161,26 @@ class Environment:
 
 def _environment() -> Environment:
     platform = jax.default_backend()
+    served, runtime = _runtime(platform)
     return Environment(
         platform=platform,
         devices=jax.device_count(),
         processes=jax.process_count(),
-        served=platform == "cpu",
+        served=served,
+        runtime=runtime,
         isa=_native.isa(),
         threads=_native.num_threads(),
         timeout_s=config.timeout_s,
         algorithm=config.algorithm,
         intercepting=_compat.INTERCEPTING.value,
     )
+
+
+def _runtime(platform: str) -> tuple[bool, str]:
+    """Whether jcoll serves a platform, and how or why not."""
+    if platform == "cpu":
+        return True, f"in process: {_native.isa()}, {_native.num_threads()} threads"
+    obstacle = cuda.obstacle() if platform == "gpu" else "it has no jcoll runtime"
+    if obstacle is None:
+        return True, f"kernels for {', '.join(cuda.architectures())}"
+    return False, f"none for {platform}: XLA's own collectives ({obstacle})"

@@ -141,7 +141,7 @@ def _lower(
         None if obstacle else partial(_lowering.describe, platforms[0], ctx, call),
     )
     if algorithm != "xla":
-        run = partial(_run, replace(call, algorithm=algorithm), ctx)
+        run = partial(_run, replace(call, algorithm=algorithm), platforms[0], ctx)
     elif translation.exists_on_cpu or platforms != ("cpu",) or obstacle is not None:
         return original(ctx, *args, **params)
     else:
@@ -165,9 +165,11 @@ def _choose(
     return algorithm, f"intercepted: {reason}"
 
 
-def _run(call: Call, ctx: Any, spec: CollectiveSpec, *arrays: Any, **static: Any) -> Sequence[Any]:
+def _run(
+    call: Call, platform: str, ctx: Any, spec: CollectiveSpec, *arrays: Any, **static: Any
+) -> Sequence[Any]:
     """Runs a collective by the algorithm that the call names."""
-    return _lowering.run(spec, ctx, *arrays, call=call, **static)
+    return _lowering.run(spec, platform, ctx, *arrays, call=call, **static)
 
 
 def _run_by_lax(call: Call, spec: CollectiveSpec, *arrays: Any, **static: Any) -> Sequence[Any]:

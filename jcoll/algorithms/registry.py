@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from jcoll import errors
+from jcoll.algorithms import kernels
 from jcoll.plan.builder import Builder
 from jcoll.plan.ir import Plan
 from jcoll.plan.ops import OPS
@@ -116,9 +117,10 @@ def _check_names(name: str, op: str) -> None:
     if op not in OPS:
         fix = f"One of {', '.join(OPS)}."
         raise ValueError(errors.text(_where(name, op), "there is no such op.", fix))
-    if name in RESERVED or not name.isidentifier():
+    taken = (*RESERVED, *kernels.ONLY_ON_CUDA)
+    if name in taken or not name.isidentifier():
         problem = f"the name {name!r} cannot be used."
-        fix = f"A Python identifier other than {', '.join(RESERVED)}."
+        fix = f"A Python identifier other than {', '.join(taken)}."
         raise ValueError(errors.text(_where(name, op), problem, fix))
 
 
@@ -133,6 +135,13 @@ def _constant(value: Callable[[int], int] | int) -> Callable[[int], int]:
 def _origin(build: BuildFn) -> tuple[str, str]:
     """A function defined again (a notebook cell, a reload) takes the place of the old one."""
     return build.__module__, build.__qualname__
+
+
+def is_plan(op: str, name: str, *, on_cuda: bool = False) -> bool:
+    """Whether a runtime follows a plan; on CUDA some algorithms are kernels instead."""
+    if name in RESERVED or name in kernels.ONLY_ON_CUDA:
+        return False
+    return not on_cuda or name not in kernels.BY_OP.get(op, ())
 
 
 def plan_op(op: str) -> str:
@@ -163,9 +172,9 @@ def get(op: str, name: str, num_ranks: int | None = None, *, where: str = "") ->
     """
     found = {a.name: a for a in all_algorithms(op)}.get(name)
     where = where or op
-    fix = f"Algorithms of {op}: {', '.join([*RESERVED, *names(op)])}."
+    fix = f"Algorithms of {op}: {', '.join([*RESERVED, *names(op), *kernels.only_on_cuda(op)])}."
     if found is None:
-        known = name in names()
+        known = name in names() or name in kernels.ONLY_ON_CUDA
         problem = (
             f"algorithm={name!r} does not serve this op."
             if known

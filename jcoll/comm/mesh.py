@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jcoll import _compat, errors
-from jcoll.algorithms import registry
+from jcoll.algorithms import kernels, registry
 from jcoll.algorithms.registry import RESERVED
 from jcoll.comm.group import Groups, make_groups
 from jcoll.config import config
@@ -87,7 +87,7 @@ def _check_algorithm(where: str, op: str, name: Any, groups: Groups) -> None:
     if not isinstance(name, str):
         problem = f"algorithm={name!r} is not a name."
         raise TypeError(errors.text(where, problem, "Pass a str; jcoll.algorithms lists them."))
-    if name not in RESERVED:
+    if name not in RESERVED and name not in kernels.only_on_cuda(op):
         for size in set(groups.sizes):
             registry.get(op, name, size, where=where)
 

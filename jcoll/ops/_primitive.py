@@ -30,6 +30,7 @@ from jcoll.algorithms.registry import RESERVED, supporting
 from jcoll.comm.group import Groups
 from jcoll.comm.mesh import Call
 from jcoll.ops import _lowering
+from jcoll.ops._motion import Motion
 
 SPECS: dict[str, CollectiveSpec] = {}
 """All collectives by name, in the order of their files' import."""
@@ -51,8 +52,8 @@ class CollectiveSpec:
     shapes: Callable[..., Sequence[tuple[tuple[int, ...], Any]]]
     """shapes(avals, call, **static) -> (shape, dtype) of each output."""
 
-    motion: Callable[..., _lowering.Motion]
-    """motion(avals, call, **static) -> how the native runtime moves the data."""
+    motion: Callable[..., Motion]
+    """motion(avals, call, **static) -> where the data go: for jcoll's runtimes."""
 
     xla: Callable[..., Sequence[Any]]
     """xla(*arrays, call, **static) -> arrays: the same by jax.lax's collectives."""
@@ -60,6 +61,10 @@ class CollectiveSpec:
     hierarchical: Callable[..., Sequence[Any]] | None = None
     """hierarchical(*arrays, call, levels, **static) -> arrays: the same for ranks on several hosts;
     None: only by xla. tuning.candidates has the names of the ops that have it."""
+
+    composed: Callable[..., Sequence[Any]] | None = None
+    """composed(run, *arrays, call, **static) -> arrays: the same by other collectives, run(name,
+    *arrays, **static) -> arrays: for a runtime that has no kernel for it."""
 
     blocked_in: bool = False
     blocked_out: bool = False

@@ -84,6 +84,11 @@ def within(rows: Any, begin: Any, size: Any) -> Any:
     return (rows >= begin) & (rows - begin < size)
 
 
+def run_lax(call: Call, name: str, *arrays: Any) -> list[Any]:
+    """jax.lax's collective of that name, as CollectiveSpec.composed calls it."""
+    return [getattr(jax.lax, name)(*arrays, **call.lax_args)]
+
+
 def through_gather(spec: Any, *arrays: Any, call: Call, **static: Any) -> list[Any]:
     """Any collective by all_gather and its reference: where XLA has no ragged collective."""
     gathered = [jax.lax.all_gather(x, **call.lax_args) for x in arrays]

@@ -14,25 +14,29 @@ from jcoll.tuning.candidates import HOSTS, NOWHERE, PROCESS, PROCESSES, Request,
 
 
 def describe(
-    call: Call, aval: Any, obstacle: str | None, where: world.Placement, reduce_op: str | None
+    call: Call,
+    aval: Any,
+    reduce_op: str | None,
+    *,
+    where: world.Placement | None = None,
+    use_own: bool = False,
+    obstacle: str | None = None,
 ) -> Request:
-    """aval: of the operand. obstacle: why jcoll's runtime cannot serve; else `where` holds.
-    reduce_op: None if the op does not reduce, or it is not known how."""
+    """aval: of the operand. reduce_op: None if the op does not reduce, or it is not known how.
+    obstacle: why jcoll's runtime cannot serve; else `where` holds."""
     return Request(
         op=call.op,
         sizes=call.groups.sizes,
         nbytes=size_of(call.op, _nbytes(aval), call.num_ranks),
-        placement=_placement(obstacle, where),
+        placement=NOWHERE if where is None else _placement(where),
         obstacle=obstacle,
         is_narrow=_adds(call.op, reduce_op) and _is_narrow(aval.dtype),
         is_mean=reduce_op == "mean",
-        use_own=world.has_same_tuning(where),
+        use_own=use_own,
     )
 
 
-def _placement(obstacle: str | None, where: world.Placement) -> str:
-    if obstacle is not None:
-        return NOWHERE
+def _placement(where: world.Placement) -> str:
     if where.host_of is not None:
         return HOSTS
     return PROCESS if where.process_of is None else PROCESSES

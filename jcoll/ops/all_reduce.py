@@ -21,7 +21,7 @@ import numpy as np
 from jcoll import _compat, errors
 from jcoll.comm.mesh import AxisName, Call, make_call
 from jcoll.ops import _hierarchical, _primitive
-from jcoll.ops._lowering import Motion, reduced
+from jcoll.ops._motion import Motion, reduced
 from jcoll.ops._primitive import CollectiveSpec
 from jcoll.ops._reductions import (
     accumulation_dtype,

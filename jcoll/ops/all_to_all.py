@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from jcoll.comm.mesh import AxisName, Call, canonical_dim, make_call, static_bool
 from jcoll.ops import _hierarchical, _primitive
-from jcoll.ops._lowering import Motion
+from jcoll.ops._motion import Motion
 from jcoll.ops._primitive import CollectiveSpec
 
 

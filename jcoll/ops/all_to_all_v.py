@@ -8,6 +8,7 @@ zero), and whose transpose is all_to_all_v again.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ import numpy as np
 from jcoll import _compat, errors
 from jcoll.comm.mesh import AxisName, Call, make_call, refuse_traced, static_int
 from jcoll.ops import _hierarchical_rows, _primitive, _rows
-from jcoll.ops._lowering import Motion
+from jcoll.ops._motion import Motion
 from jcoll.ops._primitive import CollectiveSpec
 
 
@@ -52,8 +53,9 @@ def all_to_all_v(
       dropped: integers [num_ranks], how many rows from each rank did not fit.
 
     Raises: as `all_reduce`. JaxRuntimeError, when the result is used, naming the pair of ranks:
-      counts that are negative or exceed x, or (overflow="error") the output. By "xla" and between
-      hosts a program cannot fail: y is then NaN, or the lowest (unsigned: highest) integer.
+      counts that are negative or exceed x, or (overflow="error") the output. By "xla", between
+      hosts and on CUDA a program cannot fail: y is then NaN, or the lowest (unsigned: highest)
+      integer.
 
     Derivative: linear in x; the transpose returns rows to where they came from, zeros to rows that
     were not sent or were dropped.
@@ -162,27 +164,32 @@ def _motion(
 
 
 def _xla(x: Any, counts: Any, *, call: Call, platform: str, output_size: int, drop: bool) -> Any:
-    if platform == "cpu":
-        static = dict(output_size=output_size, drop=drop)
-        y, kept, dropped = _rows.through_gather(SPEC, x, counts, call=call, **static)
-    else:
-        rank, x_row, y_row, kept, dropped = _exchanged_layout(counts, call, output_size)
-        y = jnp.zeros((output_size, *x.shape[1:]), x.dtype)
-        index = (x_row[rank], kept[rank], y_row[rank], kept[:, rank])
-        y = jax.lax.ragged_all_to_all(x, y, *index, axis_name=call.axes)
-        kept, dropped = (a[:, rank].astype(counts.dtype) for a in (kept, dropped))
-    bad = _any_bad_counts(counts, x.shape[0], call)
+    static: dict[str, Any] = dict(output_size=output_size, drop=drop)
+    if platform != "cpu":
+        return _composed(partial(_rows.run_lax, call), x, counts, call=call, **static)
+    y, kept, dropped = _rows.through_gather(SPEC, x, counts, call=call, **static)
+    bad = jax.lax.psum(_bad_counts(counts, x.shape[0]).astype(jnp.int32), call.axes) > 0
     return _poisoned(bad, y, kept, dropped, drop=drop)
 
 
-def _exchanged_layout(counts: Any, call: Call, output_size: int) -> tuple[Any, ...]:
-    """This rank in its group, and the layout from the counts of all."""
-    every = jax.lax.all_gather(counts, **call.lax_args)
-    return _primitive.rank_in_group(call), *_layout(jnp, every, output_size)
+def _composed(
+    run: Any, x: Any, counts: Any, *, call: Call, output_size: int, drop: bool
+) -> list[Any]:
+    bad, rank, x_row, y_row, kept, dropped = _layout_of_all(run, counts, call, len(x), output_size)
+    y = jnp.zeros((output_size, *x.shape[1:]), x.dtype)
+    index = (x_row[rank], kept[rank], y_row[rank], kept[:, rank])
+    (y,) = run("ragged_all_to_all", x, y, *(jnp.where(bad, 0, i) for i in index))
+    kept, dropped = (a[:, rank].astype(counts.dtype) for a in (kept, dropped))
+    return _poisoned(bad, y, kept, dropped, drop=drop)
 
 
-def _any_bad_counts(counts: Any, num_rows: int, call: Call) -> Any:
-    return jax.lax.psum(_bad_counts(counts, num_rows).astype(jnp.int32), call.axes) > 0
+def _layout_of_all(
+    run: Any, counts: Any, call: Call, num_rows: int, output_size: int
+) -> tuple[Any, ...]:
+    """Whether any counts are bad, this rank in its group, and the layout from the counts of all."""
+    (every,) = run("all_gather", counts)
+    bad = jax.vmap(lambda c: _bad_counts(c, num_rows))(every).any()
+    return bad, _primitive.rank_in_group(call), *_layout(jnp, every, output_size)
 
 
 def _poisoned(bad: Any, y: Any, kept: Any, dropped: Any, *, drop: bool) -> list[Any]:
@@ -210,10 +217,16 @@ def _poison(dtype: Any) -> Any:
 def _xla_back(ct: Any, counts: Any, *, call: Call, platform: str, **static: Any) -> Any:
     if platform == "cpu":
         return _rows.through_gather(BACK, ct, counts, call=call, **static)
-    rank, x_row, y_row, kept, _ = _exchanged_layout(counts, call, static["output_size"])
-    x = jnp.zeros((static["num_rows"], *ct.shape[1:]), ct.dtype)
+    return _composed_back(partial(_rows.run_lax, call), ct, counts, call=call, **static)
+
+
+def _composed_back(
+    run: Any, ct: Any, counts: Any, *, call: Call, output_size: int, drop: bool, num_rows: int
+) -> list[Any]:
+    bad, rank, x_row, y_row, kept, _ = _layout_of_all(run, counts, call, num_rows, output_size)
+    x = jnp.zeros((num_rows, *ct.shape[1:]), ct.dtype)
     index = (y_row[:, rank], kept[:, rank], x_row[:, rank], kept[rank])
-    return [jax.lax.ragged_all_to_all(ct, x, *index, axis_name=call.axes)]
+    return run("ragged_all_to_all", ct, x, *(jnp.where(bad, 0, i) for i in index))
 
 
 def _hierarchical(
@@ -253,6 +266,7 @@ SPEC = CollectiveSpec(
     shapes=_shapes,
     motion=_motion,
     xla=_xla,
+    composed=_composed,
     hierarchical=_hierarchical,
     index_inputs=True,
 )
@@ -262,6 +276,7 @@ BACK = CollectiveSpec(
     shapes=_shapes_back,
     motion=_motion,
     xla=_xla_back,
+    composed=_composed_back,
     hierarchical=_hierarchical_back,
     index_inputs=True,
 )

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from jcoll.comm.mesh import AxisName, Call, make_call
 from jcoll.ops import _primitive
-from jcoll.ops._lowering import Motion
+from jcoll.ops._motion import Motion
 from jcoll.ops._primitive import CollectiveSpec
 
 

@@ -14,7 +14,7 @@ import jax
 from jcoll import _compat
 from jcoll.comm.mesh import AxisName, Call, check_root, make_call
 from jcoll.ops import _primitive
-from jcoll.ops._lowering import Motion
+from jcoll.ops._motion import Motion
 from jcoll.ops._primitive import CollectiveSpec
 
 

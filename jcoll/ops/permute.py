@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jcoll import errors
 from jcoll.comm.mesh import AxisName, Call, make_call, static_int
 from jcoll.ops import _primitive
-from jcoll.ops._lowering import ZERO, Motion
+from jcoll.ops._motion import ZERO, Motion
 from jcoll.ops._primitive import CollectiveSpec
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jcoll import _compat, errors
 from jcoll.comm.mesh import AxisName, Call, make_call
 from jcoll.ops import _primitive, _rows
-from jcoll.ops._lowering import Motion
+from jcoll.ops._motion import Motion
 from jcoll.ops._primitive import CollectiveSpec
 from jcoll.ops.all_to_all import SPEC as ALL_TO_ALL
 

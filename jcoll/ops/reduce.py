@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jcoll import _compat
 from jcoll.comm.mesh import AxisName, Call, check_root, make_call
 from jcoll.ops import _primitive
-from jcoll.ops._lowering import ZERO, Motion, reduced
+from jcoll.ops._motion import ZERO, Motion, reduced
 from jcoll.ops._primitive import CollectiveSpec
 from jcoll.ops._reductions import canonical, check_op, reduce_by_lax, reduce_stacked
 from jcoll.ops.all_reduce import SPEC as ALL_REDUCE
@@ -81,6 +81,11 @@ def _xla(x: Any, *, call: Call, platform: str, op: str, root: int) -> Any:
     return [_primitive.keep_at_root(y, call, root)]
 
 
+def _composed(run: Any, x: Any, *, call: Call, op: str, root: int) -> Any:
+    (y,) = run("all_reduce", x, op=op)
+    return [_primitive.keep_at_root(y, call, root)]
+
+
 def _mixed(name: Any, xs: Any, *, call: Call, op: str, root: int) -> Any:
     own, rest = _primitive.split_rank(root, name, call)
     y = reduce_stacked(jnp, xs, op)
@@ -89,7 +94,13 @@ def _mixed(name: Any, xs: Any, *, call: Call, op: str, root: int) -> Any:
 
 
 SPEC = CollectiveSpec(
-    name="reduce", stacked=_stacked, shapes=_shapes, motion=_motion, xla=_xla, mixed=_mixed
+    name="reduce",
+    stacked=_stacked,
+    shapes=_shapes,
+    motion=_motion,
+    xla=_xla,
+    composed=_composed,
+    mixed=_mixed,
 )
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from jcoll.comm.mesh import AxisName, Call, canonical_dim, make_call, static_bool
 from jcoll.ops import _hierarchical, _primitive
-from jcoll.ops._lowering import Motion, reduced
+from jcoll.ops._motion import Motion, reduced
 from jcoll.ops._primitive import CollectiveSpec
 from jcoll.ops._reductions import accumulation_dtype, canonical, check_op, reduce_stacked
 

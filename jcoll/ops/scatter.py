@@ -12,7 +12,7 @@ import jax
 
 from jcoll.comm.mesh import AxisName, Call, canonical_dim, check_root, make_call, static_bool
 from jcoll.ops import _primitive
-from jcoll.ops._lowering import Motion
+from jcoll.ops._motion import Motion
 from jcoll.ops._primitive import CollectiveSpec
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import jcoll.algorithms  # noqa: F401  (fills the catalogue)
-from jcoll.algorithms import registry
+from jcoll.algorithms import kernels, registry
 from jcoll.plan.ops import OPS
 
 # Where the ranks of a group are.
@@ -22,7 +22,8 @@ PLACEMENTS = {
 
 # Algorithms that add the values of all ranks at once, so that the executor rounds once, whatever
 # the type. Others pass on partial sums.
-_ROUND_ONCE = ("direct", "one_shot", "two_shot")
+_ROUND_ONCE = ("direct", "one_shot", "two_shot", "multimem")
+CPU, CUDA = "cpu", "cuda"  # Device kinds.
 HIERARCHICAL_OPS = (
     "all_reduce",
     "reduce_scatter",
@@ -43,6 +44,7 @@ class Request:
     obstacle: why jcoll's runtime cannot serve it. is_narrow: reduces floats of 16 bits, of which
     the ops promise that they are rounded once. is_mean: divides by the number of ranks.
     use_own: whether the user's own table may decide, i.e. all processes of the job have the same.
+    multimem_obstacle: why the kernel "multimem" cannot serve, on CUDA.
     """
 
     op: str
@@ -53,7 +55,8 @@ class Request:
     is_narrow: bool = False
     is_mean: bool = False
     use_own: bool = True
-    device_kind: str = "cpu"
+    device_kind: str = CPU
+    multimem_obstacle: str | None = None
 
     @property
     def num_ranks(self) -> int:
@@ -80,6 +83,7 @@ def size_of(op: str, block_nbytes: int, num_ranks: int) -> int:
 def candidates(request: Request) -> list[Candidate]:
     """All of the op, "direct" first and "xla", which always can, last."""
     names = ["direct", *registry.names(request.op)]
+    names += kernels.only_on_cuda(request.op) if request.device_kind == CUDA else []
     if request.placement == HOSTS and request.op in HIERARCHICAL_OPS:
         names += [] if "hierarchical" in names else ["hierarchical"]  # Not a plan.
     return [*(Candidate(name, _obstacle(request, name)) for name in names), Candidate("xla")]
@@ -89,19 +93,35 @@ def serving(request: Request) -> list[str]:
     return [c.algorithm for c in candidates(request) if c.obstacle is None]
 
 
+def refusal(request: Request, name: str) -> str | None:
+    """Why the device cannot follow an algorithm, whoever asks for it."""
+    on_cuda = request.device_kind == CUDA
+    if name in kernels.ONLY_ON_CUDA:
+        return request.multimem_obstacle if on_cuda else "only CUDA has it"
+    if on_cuda and request.op in registry.RAGGED_OPS and _is_plan(request, name):
+        return "on CUDA plans move blocks of one size"
+    return None
+
+
+def _is_plan(request: Request, name: str) -> bool:
+    return registry.is_plan(request.op, name, on_cuda=request.device_kind == CUDA)
+
+
 def _obstacle(request: Request, name: str) -> str | None:
     if request.obstacle is not None:
         return request.obstacle
     if request.placement == HOSTS:
         return _obstacle_between_hosts(request.op, name)
-    if name != "direct":
+    if reason := refusal(request, name):
+        return reason
+    if name != "direct" and name not in kernels.ONLY_ON_CUDA:
         a = registry.get(request.op, name)
         for size in request.sizes:
             if reason := a.supports(size):
                 return f"{size} ranks: {reason}"
     if request.is_narrow and name not in _ROUND_ONCE:
         return "would round partial sums to 16 bits"
-    if request.is_narrow and request.is_mean and name != "direct":
+    if request.is_narrow and request.is_mean and _is_plan(request, name):
         return "would round the sum to 16 bits before it is divided"
     return None
 

@@ -1,5 +1,7 @@
 """Estimated costs, where nothing is measured: the alpha-beta model of one host. No jax.
 
+On CUDA the shipped table is an estimate itself (scripts/estimate_cuda_costs.py).
+
 Good for an order among algorithms, not for microseconds: see jcoll/plan/simulate.py for what it
 leaves out. There is no model of XLA's collectives, nor of jcoll's between hosts.
 """
@@ -13,7 +15,7 @@ import numpy as np
 from jcoll.algorithms import registry
 from jcoll.plan.simulate import simulate
 from jcoll.plan.topology import CPU_HOST
-from jcoll.tuning.candidates import HOSTS, NOWHERE, PROCESS
+from jcoll.tuning.candidates import CPU, HOSTS, NOWHERE, PROCESS
 
 MAX_SIMULATED_RANKS = 64
 """Above, the formulas of the catalogue: a plan of thousands of ranks takes seconds to build."""
@@ -22,9 +24,11 @@ _LINK = CPU_HOST.links[0]
 
 
 @functools.lru_cache(maxsize=1024)
-def estimate(op: str, name: str, num_ranks: int, nbytes: int, placement: str) -> float | None:
+def estimate(
+    op: str, name: str, num_ranks: int, nbytes: int, placement: str, device_kind: str = CPU
+) -> float | None:
     """Microseconds; None if there is no model."""
-    if name == "xla" or placement in (HOSTS, NOWHERE):
+    if name == "xla" or placement in (HOSTS, NOWHERE) or device_kind != CPU:
         return None
     if name == "direct":
         return _direct(op, num_ranks, nbytes, placement)

@@ -4,7 +4,7 @@ The rules, in order:
   1. Where jcoll's runtime cannot serve, XLA's collectives do, for the reason that it gives.
   2. Costs are those of the first table that has "direct" for the op and the placement: the user's
      own, then the shipped one. Without any, all are estimated: measured and estimated numbers are
-     not compared with each other.
+     not compared with each other. (A table as a whole may be estimated, and then says so.)
   3. "direct", unless the cheapest costs at least MARGIN less. Of equals, the first registered.
   4. "xla" is not chosen for its speed: it has no deadline, no error that names a rank, no metrics,
      and other results where the types are narrow or a NaN is reduced. Its cost is shown.
@@ -51,9 +51,9 @@ def select(request: Request) -> Choice:
         return Choice(ours[0], "one rank", request)
     if len(ours) == 1:
         return Choice(ours[0], _why_only(request), request)
-    measured, _ = _measured(request)
-    us = _among(ours, measured) or _estimated(request, ours)
-    source = "measured" if measured else "estimated"
+    known, source = _tabled(request)
+    us = _among(ours, known) or _estimated(request, ours)
+    source = source.partition(",")[0] or "estimated"
     name = winner(us)
     return Choice(name, _why(name, us, source), request)
 
@@ -72,8 +72,8 @@ def winner(us: Mapping[str, float]) -> str:
 def priced(request: Request) -> tuple[Candidate, ...]:
     """All candidates with what is known of their costs: the measured ones first, the cheapest
     first among these and among the others; the unable last."""
-    measured, source = _measured(request)
-    found = [_priced(request, c, measured, source) for c in candidates(request)]
+    known, source = _tabled(request)
+    found = [_priced(request, c, known, source) for c in candidates(request)]
 
     def place(c: Candidate) -> tuple[bool, bool, float]:
         return c.obstacle is not None, c.source != source, float("inf") if c.us is None else c.us
@@ -81,27 +81,23 @@ def priced(request: Request) -> tuple[Candidate, ...]:
     return tuple(sorted(found, key=place))
 
 
-def _priced(
-    request: Request, c: Candidate, measured: Mapping[str, float], source: str
-) -> Candidate:
+def _priced(request: Request, c: Candidate, known: Mapping[str, float], source: str) -> Candidate:
     if c.obstacle is not None:
         return c
-    if c.algorithm in measured:
-        return Candidate(c.algorithm, us=measured[c.algorithm], source=source)
-    us = cost_model.estimate(
-        request.op, c.algorithm, request.num_ranks, request.nbytes, request.placement
-    )
+    if c.algorithm in known:
+        return Candidate(c.algorithm, us=known[c.algorithm], source=source)
+    us = _estimate(request, c.algorithm, request.num_ranks)
     return Candidate(c.algorithm, us=us, source="estimated" if us is not None else "")
 
 
-def _measured(request: Request) -> tuple[Mapping[str, float], str]:
+def _tabled(request: Request) -> tuple[Mapping[str, float], str]:
     """Microseconds by algorithm, and where they come from; nothing without "direct"."""
     nbytes = max(1, request.nbytes)
     for t in table.tables(request.device_kind, request.use_own):
         found = t.find(request.placement, request.op, request.num_ranks, nbytes)
         if found is not None and "direct" in found.us:
             whose = "shipped" if t is table.shipped(request.device_kind) else "own table"
-            source = f"measured, {found.num_ranks} ranks, {whose}"
+            source = f"{t.source}, {found.num_ranks} ranks, {whose}"
             ratio = request.num_ranks / found.num_ranks
             if 1 / FAR < ratio < FAR:
                 return found.us, source
@@ -114,13 +110,14 @@ def _scaled(request: Request, found: table.Found) -> dict[str, float]:
     know are left out."""
     scaled = {}
     for name, us in found.us.items():
-        here, there = (
-            cost_model.estimate(request.op, name, n, request.nbytes, request.placement)
-            for n in (request.num_ranks, found.num_ranks)
-        )
+        here, there = (_estimate(request, name, n) for n in (request.num_ranks, found.num_ranks))
         if here is not None and there:
             scaled[name] = us * here / there
     return scaled
+
+
+def _estimate(r: Request, name: str, num_ranks: int) -> float | None:
+    return cost_model.estimate(r.op, name, num_ranks, r.nbytes, r.placement, r.device_kind)
 
 
 def _among(names: list[str], us: Mapping[str, float]) -> dict[str, float]:
@@ -128,8 +125,7 @@ def _among(names: list[str], us: Mapping[str, float]) -> dict[str, float]:
 
 
 def _estimated(request: Request, names: list[str]) -> dict[str, float]:
-    r = request
-    costs = {n: cost_model.estimate(r.op, n, r.num_ranks, r.nbytes, r.placement) for n in names}
+    costs = {name: _estimate(request, name, request.num_ranks) for name in names}
     known = {name: us for name, us in costs.items() if us is not None}
     return known or {names[0]: 0.0}
 

@@ -4,6 +4,8 @@
      "rows": [{"placement": "process", "op": "all_reduce", "num_ranks": 8, "nbytes": 1024,
                "us": {"direct": 11.2, "ring": 40.1, "xla": 220.5}}, ...]}
 
+"source": "estimated" at the top says that nobody has measured the numbers.
+
 Fields of other names are ignored, wherever they are. A file that is damaged, of another version or
 for another kind of device is ignored as a whole, with one warning.
 """
@@ -28,6 +30,7 @@ from jcoll.tuning.candidates import PLACEMENTS
 
 FORMAT = "jcoll-tuning"
 VERSION = 1
+MEASURED, ESTIMATED = "measured", "estimated"
 SHIPPED = Path(__file__).with_name("tables")
 
 Point = tuple[int, float]  # (nbytes, microseconds)
@@ -66,6 +69,7 @@ class Table:
     machine: str
     rows: tuple[Row, ...]
     digest: str = ""
+    source: str = MEASURED
     _curves: dict[tuple[str, str], dict[int, dict[str, list[Point]]]] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -119,7 +123,10 @@ def parse(text: str) -> Table:
         raise TableError("device_kind must be a string and rows a list")
     parsed = {row.key: row for row in (_row(i, row) for i, row in enumerate(rows))}
     digest = hashlib.sha256(text.encode()).hexdigest()
-    return Table(kind, str(data.get("machine", "")), tuple(parsed.values()), digest)
+    source = data.get("source", MEASURED)
+    if source not in (MEASURED, ESTIMATED):
+        raise TableError(f"source is {source!r}, neither {MEASURED!r} nor {ESTIMATED!r}")
+    return Table(kind, str(data.get("machine", "")), tuple(parsed.values()), digest, source)
 
 
 def _row(index: int, row: Any) -> Row:

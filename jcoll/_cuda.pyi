@@ -1,0 +1,21 @@
+"""The extension module of the CUDA runtime, which is there only where nvcc was at build time."""
+
+from collections.abc import Callable
+
+def targets() -> dict[str, dict[str, object]]:
+    """{target name: {stage: capsule}}, as jax.ffi.register_ffi_target takes it."""
+
+def architectures() -> list[str]:
+    """What the kernels were compiled for: "sm_80", ..."""
+
+def check_health() -> list[str]:
+    """What devices have reported since the last call: one text for each error record."""
+
+def set_default_timeout(seconds: float) -> None:
+    """The deadline of the collectives that name none."""
+
+def set_plan_maker(maker: Callable[[str, str, int, int], bytes]) -> None:
+    """`maker`(op, algorithm, num_ranks, root) gives the plans that programs name, encoded."""
+
+def forget_plans() -> None:
+    """Has plans made anew for programs that are loaded from now on."""

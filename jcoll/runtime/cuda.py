@@ -1,0 +1,174 @@
+"""The CUDA runtime: loads jcoll._cuda where it was built, registers its FFI targets, tells why it
+cannot serve, and where the ranks of a call are.
+
+Registered at import, as runtime/native.py does; on a machine without a GPU that is without effect.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jcoll import _compat, errors
+from jcoll.algorithms import registry
+from jcoll.config import config
+from jcoll.runtime import plans, world
+
+TARGET = "jcoll_cuda_collective"
+
+MIN_EXTENSION = (0, 1)
+"""The FFI extension with which XLA lends its communicators to others (jaxlib 0.11.2)."""
+_EXTENSION_HEADER = "collectives_c_api.h"
+
+
+def check_health() -> None:
+    """Raises if a collective has failed on a GPU of this process; without GPUs, does nothing.
+
+    A kernel that waits for a rank longer than its deadline gives up, leaves NaN (or the type's
+    largest value) in its outputs, and notes for whom it waited. The next jcoll collective on that
+    device raises, and so does this function: after a step, or where a result looks wrong.
+
+    Raises:
+      RuntimeError: with the op, call site, rank and peer of every failure since the last call.
+    """
+    records = _library.check_health() if _library is not None else []
+    if records:
+        problem = "collectives have failed on the GPU:\n  " + "\n  ".join(records)
+        fix = "Their outputs are poisoned, their ranks out of step: end all processes of the job."
+        raise RuntimeError(errors.text("check_health", problem, fix))
+
+
+# Is it there
+
+
+def obstacle() -> str | None:
+    """Why jcoll's CUDA runtime cannot serve programs that are compiled in this process."""
+    if not config.cuda:
+        return "JCOLL_CUDA=0"
+    if _library is None:
+        return _why_not_loaded
+    return _extension_obstacle()
+
+
+def _extension_obstacle() -> str | None:
+    found = header_version(_EXTENSION_HEADER, "Extension_Collectives_M{}Version")
+    if found is not None and found[0] == MIN_EXTENSION[0] and found >= MIN_EXTENSION:
+        return None
+    offered = "none" if found is None else ".".join(map(str, found))
+    needed = ".".join(map(str, MIN_EXTENSION))
+    return f"jaxlib's FFI lends no communicators (extension {offered}, not {needed}): 0.11.2 does"
+
+
+@functools.cache
+def header_version(header: str, name: str) -> tuple[int, int] | None:
+    """A version that the XLA FFI headers of the running jaxlib define, major and minor, `name` with
+    {} for the rest of "Major" or "Minor"; None if they do not."""
+    try:
+        text = (ffi_headers() / header).read_text(encoding="utf-8")
+    except OSError:
+        return None
+    parts = [
+        re.search(rf"#define\s+XLA_FFI_{name.format(rest)}\s+(\d+)", text, re.IGNORECASE)
+        for rest in ("ajor", "inor")
+    ]
+    found = [int(part[1]) for part in parts if part]
+    return (found[0], found[1]) if len(found) == 2 else None
+
+
+def ffi_headers() -> Path:
+    """Where the running jaxlib has the headers of its XLA FFI."""
+    spec = importlib.util.find_spec("jaxlib")
+    origin = spec.origin if spec else None
+    return Path(origin or "").parent / "include" / "xla" / "ffi" / "api"
+
+
+def architectures() -> list[str]:
+    """What the kernels were compiled for; none where they were not."""
+    return [] if _library is None else _library.architectures()
+
+
+def _load() -> tuple[Any, str]:
+    """The extension module, or None and why."""
+    if not config.cuda:
+        return None, "JCOLL_CUDA=0"
+    try:
+        from jcoll import _cuda
+    except ModuleNotFoundError:
+        return None, "jcoll was built without CUDA"
+    except ImportError as e:
+        return None, f"jcoll._cuda cannot be loaded ({e})"
+    return _cuda, ""
+
+
+_library, _why_not_loaded = _load()
+
+
+def _set_up(library: Any) -> None:
+    library.set_default_timeout(config.timeout_s)
+    library.set_plan_maker(plans.make)
+    registry.on_register.append(library.forget_plans)
+    for name, stages in library.targets().items():
+        # The kernels take what changes between launches from device memory, so that XLA may record
+        # them in a CUDA graph.
+        jax.ffi.register_ffi_target(
+            name, stages, platform="CUDA", traits=_compat.COMMAND_BUFFER_COMPATIBLE
+        )
+
+
+if _library is not None and _extension_obstacle() is None:
+    _set_up(_library)
+
+
+# Where the ranks are
+
+
+def has_gpus(mesh: Any) -> bool:
+    """Whether a program over this mesh is compiled for GPUs that are there; else it is for another
+    machine (jax.export), of which nothing is known here."""
+    return not isinstance(mesh, jax.sharding.AbstractMesh) and _devices(mesh)[0].platform == "gpu"
+
+
+def placement(
+    mesh: Any, axes: Sequence[Any], axis_size: int, group_of: Sequence[int]
+) -> world.Placement:
+    """Where the ranks of a call are: `host_of` numbers the NVLink domains, which are what a host is
+    to the other runtime, if a group is over several. group_of: as world.placement has it."""
+    if isinstance(mesh, jax.sharding.AbstractMesh) and jax.process_count() > 1:
+        return world.Placement(obstacle="an abstract mesh over several processes")
+    if not has_gpus(mesh):
+        return world.Placement()
+    positions = world.mesh_positions(mesh.shape, axes)
+    domains = [_compat.nvlink_domain(device) for device in _devices(mesh)]
+    domain_of = np.empty(len(positions), np.int64)
+    domain_of[list(positions)] = [domains.index(domain) for domain in domains]
+    groups = world.by_group(domain_of, axis_size, group_of)
+    if all(len(set(group)) == 1 for group in groups):
+        return world.Placement()
+    return world.Placement(host_of=tuple(domain_of.tolist()))
+
+
+def multicast_obstacle(mesh: Any) -> str | None:
+    """Why it is not known that the NVLink switch can add for the ranks of this mesh."""
+    if not has_gpus(mesh):
+        return "whether its devices have multicast is not known here"
+    if jax.process_count() > 1:
+        return "whether all processes have multicast is not known; ask for it by name"
+    lacking = [d.id for d in _devices(mesh) if not driver_has_multicast(d.local_hardware_id)]
+    return f"the devices {lacking} have no multicast" if lacking else None
+
+
+def driver_has_multicast(ordinal: int) -> bool:
+    from jcoll.runtime import cuda_driver
+
+    return cuda_driver.attribute(ordinal, cuda_driver.MULTICAST_SUPPORTED) == 1
+
+
+def _devices(mesh: Any) -> list[Any]:
+    return list(np.asarray(mesh.devices).flat)
