@@ -1,0 +1,291 @@
+#include "cuda/ffi/clique.h"
+
+#include <algorithm>
+
+#include "cuda/ffi/error_text.h"
+#include "cuda/ffi/log_once.h"
+
+namespace jcoll::gpu {
+namespace {
+
+constexpr int kOldestCapability = 80;
+constexpr int kMulticastCapability = 90;
+constexpr size_t kMaxRememberedBuffers = 4096;
+
+// What a rank tells the others about itself.
+struct RankFacts {
+  int32_t rank;
+  int32_t nccl_version;
+  int32_t has_peer_pointers;
+  int32_t compute_capability;
+  int32_t num_sms;
+  int32_t pad_nbytes;  // Of this build: kernels of different builds do not understand each other.
+};
+
+// The facts of one whom all ranks can play: the least of each.
+RankFacts Weakest(const std::vector<RankFacts>& all) {
+  RankFacts least = all[0];
+  for (const RankFacts& other : all) {
+    least.nccl_version = std::min(least.nccl_version, other.nccl_version);
+    least.has_peer_pointers = std::min(least.has_peer_pointers, other.has_peer_pointers);
+    least.compute_capability = std::min(least.compute_capability, other.compute_capability);
+    least.num_sms = std::min(least.num_sms, other.num_sms);
+  }
+  return least;
+}
+
+std::optional<Failure> CheckFacts(const std::vector<RankFacts>& all) {
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].rank != static_cast<int32_t>(rank)) {
+      return Failure{FailureCode::kInternal,
+                     "jcoll: what rank " + std::to_string(rank) +
+                         " of a communicator sends says "
+                         "that it is from rank " +
+                         std::to_string(all[rank].rank) +
+                         ".\n  NCCL and XLA disagree about the ranks; use algorithm=\"xla\"."};
+    }
+    if (all[rank].pad_nbytes != all[0].pad_nbytes) {
+      return Failure{FailureCode::kInternal,
+                     "jcoll: ranks 0 and " + std::to_string(rank) +
+                         " run different versions of jcoll.\n  Install the same on all hosts."};
+    }
+  }
+  return std::nullopt;
+}
+
+std::string WhyNoKernels(const RankFacts& weakest, int num_ranks) {
+  if (num_ranks > kMaxRanks) {
+    return "the group has " + std::to_string(num_ranks) + " ranks, and kernels serve at most " +
+           std::to_string(kMaxRanks);
+  }
+  if (!weakest.has_peer_pointers) {
+    return "NCCL " + nccl::VersionText(weakest.nccl_version) +
+           " does not tell the addresses of peers' memory (" +
+           nccl::VersionText(nccl::kPeerPointersVersion) + " does)";
+  }
+  if (weakest.compute_capability < kOldestCapability) {
+    return "a device of the group has compute capability " +
+           std::to_string(weakest.compute_capability / 10) + "." +
+           std::to_string(weakest.compute_capability % 10) + ", and kernels need 8.0";
+  }
+  return "";
+}
+
+}  // namespace
+
+std::optional<Failure> Clique::Join(const CallSite& site) {
+  std::lock_guard<std::mutex> lock(together_mu_);
+  if (!has_joined_) {
+    has_joined_ = true;
+    join_failure_ = JoinOnce(site);
+  }
+  return join_failure_;
+}
+
+std::optional<Failure> Clique::JoinOnce(const CallSite& site) {
+  const double timeout_s = site.timeout_seconds();
+  const auto api = nccl::Get();
+  if (auto* failure = std::get_if<Failure>(&api)) return *failure;
+  auto opened =
+      Communicator::Open(std::get<const nccl::Api*>(api), comm_, static_cast<int>(site.group_size));
+  if (auto* failure = std::get_if<Failure>(&opened)) return *failure;
+  communicator_ = std::move(std::get<std::unique_ptr<Communicator>>(opened));
+  void *host = nullptr, *on_device = nullptr;
+  auto failure = communicator_->AllWell(
+      device::AllocateHost(sizeof(ErrorRecord), &host, &on_device), timeout_s);
+  if (failure) return failure;
+  error_on_device_ = static_cast<ErrorRecord*>(on_device);
+  {
+    std::lock_guard<std::mutex> lock(mu_);  // Fault looks at it, from any thread.
+    error_ = static_cast<ErrorRecord*>(host);
+  }
+  if (auto bad = Meet(communicator_->api(), timeout_s)) return bad;
+  return offer_.no_kernels.empty() ? FindPeers(timeout_s) : std::nullopt;
+}
+
+// Fills in offer_ by what the ranks tell of themselves.
+std::optional<Failure> Clique::Meet(const nccl::Api& api, double timeout_s) {
+  DeviceFacts device;
+  auto failure = communicator_->AllWell(device::GetFacts(&device), timeout_s);
+  if (failure) return failure;
+  RankFacts mine = {};
+  mine.rank = communicator_->rank();
+  mine.nccl_version = api.version;
+  mine.has_peer_pointers = api.has_peer_pointers();
+  mine.compute_capability = device.compute_capability;
+  mine.num_sms = device.num_sms;
+  mine.pad_nbytes = sizeof(SignalPad);
+  auto exchanged = communicator_->Exchange(mine, timeout_s);
+  if (auto* bad = std::get_if<Failure>(&exchanged)) return *bad;
+  const auto& all = std::get<std::vector<RankFacts>>(exchanged);
+  if (auto bad = CheckFacts(all)) return bad;
+  const RankFacts weakest = Weakest(all);
+  const bool is_mixed = std::any_of(all.begin(), all.end(), [&weakest](const RankFacts& facts) {
+    return facts.compute_capability != weakest.compute_capability ||
+           facts.num_sms != weakest.num_sms;
+  });
+  if (is_mixed) {
+    LogOnce("a group has GPUs of different kinds; all of them run what the least of them can");
+  }
+  offer_.num_ranks = communicator_->num_ranks();
+  offer_.device = {weakest.compute_capability, weakest.num_sms};
+  offer_.no_kernels = WhyNoKernels(weakest, offer_.num_ranks);
+  return std::nullopt;
+}
+
+// Makes the signal pads, and sees by them whether the ranks reach each other's memory.
+std::optional<Failure> Clique::FindPeers(double timeout_s) {
+  const bool may_multicast = offer_.device.compute_capability >= kMulticastCapability;
+  auto made = AllocateSymmetric(*communicator_, sizeof(SignalPad), may_multicast, timeout_s);
+  if (auto* failure = std::get_if<Failure>(&made)) {
+    if (failure->code == FailureCode::kDeadlineExceeded) return *failure;
+    // On all ranks alike, so that NCCL's own collectives still serve.
+    offer_.no_kernels = "no memory could be registered with NCCL (" + failure->message + ")";
+    return std::nullopt;
+  }
+  pads_ = std::get<std::shared_ptr<const SymmetricBuffer>>(made);
+  struct Reach {
+    int32_t num_peers, multicast;
+  };
+  const auto end = pads_->pointers.of_rank + offer_.num_ranks;
+  const auto num_null = std::count(pads_->pointers.of_rank, end, nullptr);
+  const Reach mine = {offer_.num_ranks - static_cast<int32_t>(num_null),
+                      pads_->pointers.multicast != nullptr};
+  auto exchanged = communicator_->Exchange(mine, timeout_s);
+  if (auto* failure = std::get_if<Failure>(&exchanged)) return *failure;
+  offer_.multicast = true;
+  for (const Reach& reach : std::get<std::vector<Reach>>(exchanged)) {
+    offer_.multicast = offer_.multicast && reach.multicast;
+    if (reach.num_peers < offer_.num_ranks) {
+      offer_.no_kernels = "not all ranks of the group reach each other's memory (NVLink)";
+    }
+  }
+  return std::nullopt;
+}
+
+Clique::Memory Clique::Grow(std::shared_ptr<const SymmetricBuffer>* have, int64_t nbytes,
+                            double timeout_s) {
+  if (*have != nullptr && (*have)->nbytes >= nbytes) return *have;
+  // Twice as much, so that the sum of what is left behind is less than what is in use.
+  if (*have != nullptr) nbytes = std::max(nbytes, 2 * (*have)->nbytes);
+  auto made = AllocateSymmetric(*communicator_, nbytes, offer_.multicast, timeout_s);
+  if (auto* memory = std::get_if<std::shared_ptr<const SymmetricBuffer>>(&made)) *have = *memory;
+  return made;
+}
+
+Clique::Memory Clique::Scratch(Kernel kernel, int64_t nbytes, double timeout_s) {
+  std::lock_guard<std::mutex> lock(together_mu_);
+  return Grow(&scratch_[kernel], nbytes, timeout_s);
+}
+
+Clique::Memory Clique::Staging(Side side, int64_t nbytes, double timeout_s) {
+  std::lock_guard<std::mutex> lock(together_mu_);
+  return Grow(&staging_[side], nbytes, timeout_s);
+}
+
+// By the address on the next rank, which like all of them moves with the window.
+std::optional<Failure> Clique::IsStillThere(const WindowAt& at, const PeerPointers& known,
+                                            bool* is) {
+  const int next = (rank() + 1) % offer_.num_ranks;
+  void* now = nullptr;
+  const nccl::Result result =
+      communicator_->api().GetPeerDevicePointer(at.window, at.offset, next, &now);
+  *is = now == known.of_rank[next];
+  return communicator_->Check("ncclGetPeerDevicePointer", result, 1);
+}
+
+std::variant<PeerPointers, Failure> Clique::PointersOf(const WindowAt& at, bool is_first) {
+  const auto key = std::make_pair(at.window, at.offset);
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    const auto known = pointers_.find(key);
+    if (known != pointers_.end()) {
+      bool is_valid = true;
+      if (is_first) {
+        if (auto failure = IsStillThere(at, known->second, &is_valid)) return *failure;
+      }
+      if (is_valid) return known->second;
+    }
+  }
+  auto read = ReadPointers(*communicator_, at.window, at.offset, offer_.multicast);
+  if (auto* failure = std::get_if<Failure>(&read)) return *failure;
+  const auto& pointers = std::get<PeerPointers>(read);
+  const auto end = pointers.of_rank + offer_.num_ranks;
+  if (std::find(pointers.of_rank, end, nullptr) != end) {
+    return Failure{FailureCode::kInternal,
+                   "jcoll: a peer's part of a window cannot be reached, though its signal pad can."
+                   "\n  Use algorithm=\"xla\"."};
+  }
+  std::lock_guard<std::mutex> lock(mu_);
+  // What is forgotten is asked for again; who never stops to use new buffers must not fill memory.
+  if (pointers_.size() >= kMaxRememberedBuffers) pointers_.clear();
+  return pointers_[key] = pointers;
+}
+
+void Clique::FillPeers(PeerTable* peers) const {
+  peers->rank = communicator_->rank();
+  peers->num_ranks = offer_.num_ranks;
+  for (int rank = 0; rank < offer_.num_ranks; ++rank) {
+    peers->pad[rank] = static_cast<SignalPad*>(pads_->pointers.of_rank[rank]);
+  }
+  peers->error = error_on_device_;
+}
+
+std::optional<Failure> Clique::Fault(bool is_caller) {
+  std::lock_guard<std::mutex> lock(mu_);
+  constexpr uint32_t kComplete = 2;
+  if (fault_.empty()) {
+    if (error_ == nullptr || __atomic_load_n(&error_->state, __ATOMIC_ACQUIRE) != kComplete) {
+      return std::nullopt;
+    }
+    fault_ = ErrorText(*error_, device_);
+  }
+  if (!is_caller || !fault_was_told_) {
+    fault_was_told_ = fault_was_told_ || is_caller;
+    return Failure{FailureCode::kDeadlineExceeded, fault_};
+  }
+  return Failure{FailureCode::kInternal,
+                 "jcoll: this communicator takes no more calls, since an earlier one failed: " +
+                     fault_.substr(0, fault_.find('\n'))};
+}
+
+namespace {
+
+// The groups' ids, their size, the communication id.
+using CliqueName = std::tuple<int, std::vector<int64_t>, int64_t, int64_t>;
+
+struct Cliques {
+  std::mutex mu;
+  std::map<CliqueName, std::shared_ptr<Clique>> by_name;
+  // XLA made their communicators anew. What they own went with the old ones; what they have to
+  // tell about a failure has not.
+  std::vector<std::shared_ptr<Clique>> former;
+};
+Cliques& GetCliques() {
+  static Cliques* cliques = new Cliques();  // XLA's threads may outlive static destructors.
+  return *cliques;
+}
+
+}  // namespace
+
+std::shared_ptr<Clique> CliqueFor(int device, nccl::Comm* comm, const CallSite& site) {
+  Cliques& cliques = GetCliques();
+  std::lock_guard<std::mutex> lock(cliques.mu);
+  auto& clique = cliques.by_name[{device, site.groups, site.group_size, site.communication_id}];
+  if (clique != nullptr && clique->comm() != comm) {
+    cliques.former.push_back(std::move(clique));
+    clique = nullptr;
+  }
+  if (clique == nullptr) clique = std::make_shared<Clique>(device, comm);
+  return clique;
+}
+
+std::vector<std::shared_ptr<Clique>> AllCliques() {
+  Cliques& cliques = GetCliques();
+  std::lock_guard<std::mutex> lock(cliques.mu);
+  std::vector<std::shared_ptr<Clique>> all = cliques.former;
+  for (const auto& [name, clique] : cliques.by_name) all.push_back(clique);
+  return all;
+}
+
+}  // namespace jcoll::gpu

@@ -1,0 +1,104 @@
+// One rank of a clique (the devices of a communicator) with all that lasts between calls: the
+// signal pads, the scratch and staging windows, the addresses of peers' buffers, the record of
+// what went wrong.
+//
+// Kept per (device, groups, communication id), as XLA keeps its communicators, and made anew where
+// XLA has made its communicator anew. XLA runs the programs that share a clique in the same order
+// on all ranks, and one at a time in their early stages: so the collective calls here match.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "cuda/ffi/call_site.h"
+#include "cuda/ffi/collectives.h"
+#include "cuda/ffi/communicator.h"
+#include "cuda/ffi/route.h"
+#include "cuda/ffi/symmetric.h"
+
+namespace jcoll::gpu {
+
+class Clique {
+ public:
+  using Memory = std::variant<std::shared_ptr<const SymmetricBuffer>, Failure>;
+
+  Clique(int device, nccl::Comm* comm) : device_(device), comm_(comm) {}
+
+  // Collective, when it is first called: finds out who the ranks are and what they can do together.
+  // Later calls return the same, as a rank that tried again would be alone.
+  std::optional<Failure> Join(const CallSite& site);
+
+  // From here on: after Join succeeded.
+  const Offer& offer() const { return offer_; }
+  const Communicator& communicator() const { return *communicator_; }
+  nccl::Comm* comm() const { return comm_; }
+  int rank() const { return communicator_->rank(); }
+
+  // Collective: everybody gets everybody's value, by rank.
+  template <typename T>
+  std::variant<std::vector<T>, Failure> Exchange(const T& mine, double timeout_s) {
+    std::lock_guard<std::mutex> lock(together_mu_);
+    return communicator_->Exchange(mine, timeout_s);
+  }
+
+  // Collective: memory of at least so many bytes that every rank reaches. What is there grows, and
+  // is shared by all calls that ask for the same use.
+  //
+  // A kernel's scratch is its own, since flags that it left there must stay what they were.
+  Memory Scratch(Kernel kernel, int64_t nbytes, double timeout_s);
+  enum class Side { kInput, kOutput };
+  Memory Staging(Side side, int64_t nbytes, double timeout_s);
+
+  // The addresses on all ranks of a buffer in a window of XLA's; asked for once per buffer. With
+  // `is_first` (in Initialize) makes sure that what is remembered still holds: XLA may have freed
+  // the window, and made another with the same handle.
+  std::variant<PeerPointers, Failure> PointersOf(const WindowAt& at, bool is_first);
+
+  // Everything in a kernel's peer table but the buffers.
+  void FillPeers(PeerTable* peers) const;
+
+  // Why no more calls can be made; nothing as long as they can. The first failure of a kernel is
+  // told in full once, to the caller with `is_caller`.
+  std::optional<Failure> Fault(bool is_caller);
+
+ private:
+  std::optional<Failure> JoinOnce(const CallSite& site);
+  std::optional<Failure> Meet(const nccl::Api& api, double timeout_s);
+  std::optional<Failure> FindPeers(double timeout_s);
+  Memory Grow(std::shared_ptr<const SymmetricBuffer>* have, int64_t nbytes, double timeout_s);
+  std::optional<Failure> IsStillThere(const WindowAt& at, const PeerPointers& known, bool* is);
+
+  const int device_;
+  nccl::Comm* const comm_;
+
+  std::mutex together_mu_;  // Held while ranks wait for each other; hence not the one below.
+  bool has_joined_ = false;
+  std::optional<Failure> join_failure_;
+  std::unique_ptr<Communicator> communicator_;
+  Offer offer_;
+  std::shared_ptr<const SymmetricBuffer> pads_;
+  ErrorRecord* error_ = nullptr;            // On the host,
+  ErrorRecord* error_on_device_ = nullptr;  // and as kernels see it.
+
+  std::map<Kernel, std::shared_ptr<const SymmetricBuffer>> scratch_;
+  std::map<Side, std::shared_ptr<const SymmetricBuffer>> staging_;
+
+  std::mutex mu_;
+  std::map<std::pair<nccl::Window*, size_t>, PeerPointers> pointers_;
+  std::string fault_;
+  bool fault_was_told_ = false;
+};
+
+// The clique of a call on a device.
+std::shared_ptr<Clique> CliqueFor(int device, nccl::Comm* comm, const CallSite& site);
+// All that there have been, for CheckHealth.
+std::vector<std::shared_ptr<Clique>> AllCliques();
+
+}  // namespace jcoll::gpu

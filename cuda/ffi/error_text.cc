@@ -1,0 +1,50 @@
+#include "cuda/ffi/error_text.h"
+
+#include <cstdio>
+
+#include "cuda/ffi/call_site.h"
+
+namespace jcoll::gpu {
+namespace {
+
+std::string Seconds(uint64_t nanoseconds) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.3g s", static_cast<double>(nanoseconds) * 1e-9);
+  return text;
+}
+
+std::string WhatHappened(const ErrorRecord& record) {
+  const std::string rank = "rank " + std::to_string(record.rank);
+  const std::string peer = "rank " + std::to_string(record.peer);
+  switch (record.kind) {
+    case ErrorKind::kPeerGaveUp:
+      return rank + " was told that the call had failed, because of " + peer + ".";
+    case ErrorKind::kRowsOutside:
+      return "what " + rank + " sends to " + peer + " ends at row " + std::to_string(record.seen) +
+             " or begins before row 0, and there are " + std::to_string(record.expected) + " rows.";
+    case ErrorKind::kNone:
+    case ErrorKind::kTimeout:
+      break;
+  }
+  return rank + " waited " + Seconds(record.waited_ns) + " for " + peer + " and gave up (saw " +
+         std::to_string(record.seen) + ", needed " + std::to_string(record.expected) + ").";
+}
+
+std::string WhatToDo(const ErrorRecord& record) {
+  if (record.kind == ErrorKind::kRowsOutside) return "Correct the offsets and sizes.";
+  return "Look what rank " + std::to_string(record.peer) +
+         " did instead (its log, jcoll.check_health() there); raise timeout_s if it is only slow.";
+}
+
+}  // namespace
+
+std::string ErrorText(const ErrorRecord& record, int device) {
+  return WhereOf(record.op_id) + ": " + WhatHappened(record) + "\n  Device " +
+         std::to_string(device) + ", call " + std::to_string(record.call) +
+         " of this communicator, block " + std::to_string(record.block) +
+         ". The outputs of that call hold NaN, or the largest value of their type, and the "
+         "communicator takes no more calls.\n  " +
+         WhatToDo(record) + " Then start the program anew.";
+}
+
+}  // namespace jcoll::gpu

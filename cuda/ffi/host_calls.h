@@ -1,0 +1,20 @@
+// Collectives by NCCL's own functions, on the stream of the call: where our kernels cannot reach
+// the peers, as between nodes.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "cuda/ffi/call_site.h"
+#include "cuda/ffi/communicator.h"
+
+namespace jcoll::gpu {
+
+// Why NCCL has no function for a call; nothing if it has.
+std::optional<std::string> HostCallsRefusal(const CallSite& site);
+
+// Asynchronous. Precondition: no refusal.
+std::optional<Failure> RunHostCalls(const CallSite& site, const Communicator& communicator,
+                                    const Buffers& buffers, cudaStream_t stream);
+
+}  // namespace jcoll::gpu

@@ -1,0 +1,255 @@
+#include "cuda/ffi/stages.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "cuda/ffi/host_calls.h"
+
+namespace jcoll::gpu {
+namespace {
+
+// What a rank says about its next call.
+struct Announcement {
+  uint64_t fingerprint;
+  int32_t has_windows;
+  char why_not[200];
+};
+
+bool Overlap(const BufferView& a, const BufferView& b) {
+  const auto* first = static_cast<const char*>(a.data);
+  const auto* second = static_cast<const char*>(b.data);
+  return first < second + b.nbytes && second < first + a.nbytes;
+}
+
+// The buffers that peers may touch.
+std::vector<Region> Regions(const Buffers& buffers) {
+  std::vector<Region> regions;
+  for (const BufferView* view : {&buffers.inputs[0], &buffers.outputs[0]}) {
+    if (view->nbytes == 0) continue;
+    regions.push_back({view->data, static_cast<size_t>(view->nbytes)});
+  }
+  return regions;
+}
+
+void FillStaging(const SymmetricBuffer& input, const SymmetricBuffer& output, PeerTable* peers) {
+  for (int rank = 0; rank < peers->num_ranks; ++rank) {
+    peers->input[rank] = input.pointers.of_rank[rank];
+    peers->output[rank] = output.pointers.of_rank[rank];
+  }
+  peers->multicast_input = input.pointers.multicast;
+  peers->multicast_output = output.pointers.multicast;
+}
+
+std::optional<Failure> CopyIfElsewhere(void* to, const BufferView& from, cudaStream_t stream) {
+  if (to == from.data || from.nbytes == 0) return std::nullopt;
+  return device::Copy(to, from.data, from.nbytes, stream);
+}
+
+}  // namespace
+
+std::shared_ptr<const Stages::Agreement> Stages::Find(int device) {
+  std::lock_guard<std::mutex> lock(mu_);
+  const auto found = agreements_.find(device);
+  return found == agreements_.end() ? nullptr : found->second;
+}
+
+std::optional<Failure> Stages::Prepare(Collectives& xla, int device, const Buffers& buffers) {
+  if (auto failure = site_.CheckBuffers(buffers)) return failure;
+  if (site_.is_empty()) return std::nullopt;
+  if (auto failure = xla.RequestCommunicator()) return failure;
+  const auto agreement = Find(device);
+  const bool wants_windows = site_.op != Op::kBarrier &&
+                             (agreement == nullptr || agreement->route.path == Path::kUserBuffers);
+  if (!wants_windows || !WhyNoWindows(xla, device, buffers).empty()) return std::nullopt;
+  if (auto failure = xla.RequestWindows(Regions(buffers))) {
+    std::lock_guard<std::mutex> lock(mu_);
+    refused_windows_[device] = failure->message;
+  }
+  return std::nullopt;
+}
+
+std::string Stages::WhyNoWindows(Collectives& xla, int device, const Buffers& buffers) {
+  if (!xla.has_windows()) return "this jaxlib offers no windows (0.12 does)";
+  const auto api = nccl::Get();
+  const auto* found = std::get_if<const nccl::Api*>(&api);
+  if (found == nullptr || !(*found)->has_peer_pointers()) return "NCCL is too old for windows";
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    const auto refused = refused_windows_.find(device);
+    if (refused != refused_windows_.end()) return refused->second;
+  }
+  if (Overlap(buffers.inputs[0], buffers.outputs[0])) return "the result replaces the operand";
+  // XLA takes every request, and if it then cannot register the memory the program fails: look
+  // before.
+  for (const Region& region : Regions(buffers)) {
+    if (!device::IsShareable(region.buffer)) {
+      return "XLA's allocator gives memory that cannot be shared between devices";
+    }
+  }
+  return "";
+}
+
+std::optional<Failure> Stages::Initialize(Collectives& xla, int device, const Buffers& buffers) {
+  if (site_.is_empty()) return std::nullopt;
+  const device::Scoped current(device);
+  const auto got = xla.GetCommunicator();
+  if (auto* failure = std::get_if<Failure>(&got)) return *failure;
+  const auto clique = CliqueFor(device, std::get<nccl::Comm*>(got), site_);
+  auto agreement = Find(device);
+  if (agreement == nullptr || agreement->clique != clique) {
+    auto agreed = Agree(xla, device, buffers, clique);
+    if (auto* failure = std::get_if<Failure>(&agreed)) return *failure;
+    agreement = std::get<std::shared_ptr<const Agreement>>(agreed);
+    std::lock_guard<std::mutex> lock(mu_);
+    agreements_[device] = agreement;
+  }
+  if (agreement->route.path != Path::kUserBuffers || site_.op == Op::kBarrier) return std::nullopt;
+  PeerTable peers;
+  return FillWindows(xla, *clique, buffers, /*is_first=*/true, &peers);
+}
+
+Stages::AgreementOr Stages::Agree(Collectives& xla, int device, const Buffers& buffers,
+                                  std::shared_ptr<Clique> clique) {
+  if (auto failure = clique->Join(site_)) return *failure;
+  if (auto fault = clique->Fault(/*is_caller=*/true)) return *fault;
+  std::string no_windows = WhyNoWindows(xla, device, buffers);
+  for (const Region& region : Regions(buffers)) {
+    if (!no_windows.empty() || site_.op == Op::kBarrier) break;
+    const auto at = xla.GetWindow(region.buffer);
+    if (const auto* failure = std::get_if<Failure>(&at)) no_windows = failure->message;
+  }
+  if (auto failure = CompareRanks(*clique, &no_windows)) return *failure;
+  const auto route = ChooseRoute(site_, clique->offer(), no_windows);
+  if (auto* failure = std::get_if<Failure>(&route)) return *failure;
+  auto agreement = std::make_shared<Agreement>();
+  agreement->clique = std::move(clique);
+  agreement->route = std::get<Route>(route);
+  if (agreement->route.path != Path::kHostCalls) {
+    if (auto failure = AddMemory(agreement.get())) return *failure;
+  }
+  return std::shared_ptr<const Agreement>(std::move(agreement));
+}
+
+std::optional<Failure> Stages::CompareRanks(Clique& clique, std::string* no_windows) const {
+  Announcement mine = {};
+  mine.fingerprint = site_.Fingerprint();
+  mine.has_windows = no_windows->empty();
+  no_windows->copy(mine.why_not, sizeof(mine.why_not) - 1);
+  auto exchanged = clique.Exchange(mine, site_.timeout_seconds());
+  if (auto* failure = std::get_if<Failure>(&exchanged)) return *failure;
+  no_windows->clear();
+  const auto& all = std::get<std::vector<Announcement>>(exchanged);
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].fingerprint != mine.fingerprint) {
+      return site_.Error("rank " + std::to_string(rank) + " is at another collective than rank " +
+                             std::to_string(clique.rank()) + ".",
+                         "All processes must run the same program, with the same shapes.");
+    }
+    if (!all[rank].has_windows && no_windows->empty()) *no_windows = all[rank].why_not;
+  }
+  return std::nullopt;
+}
+
+std::optional<Failure> Stages::AddMemory(Agreement* agreement) const {
+  using Buffer = std::shared_ptr<const SymmetricBuffer>;
+  Clique& clique = *agreement->clique;
+  Call& call = agreement->call;
+  call = site_.ToCall();
+  call.kernel = agreement->route.kernel;
+  clique.FillPeers(&call.peers);
+  call.num_blocks = BlocksFor(call, clique.offer().device);
+  const double timeout_s = site_.timeout_seconds();
+  if (const int64_t nbytes = ScratchNbytes(call); nbytes > 0) {
+    auto scratch = clique.Scratch(call.kernel, nbytes, timeout_s);
+    if (auto* failure = std::get_if<Failure>(&scratch)) return *failure;
+    std::copy_n(std::get<Buffer>(scratch)->pointers.of_rank, call.peers.num_ranks,
+                call.peers.scratch);
+  }
+  if (agreement->route.path != Path::kStaging) return std::nullopt;
+  auto input = clique.Staging(Clique::Side::kInput, site_.input_nbytes(), timeout_s);
+  if (auto* failure = std::get_if<Failure>(&input)) return *failure;
+  auto output = clique.Staging(Clique::Side::kOutput, site_.output_nbytes(), timeout_s);
+  if (auto* failure = std::get_if<Failure>(&output)) return *failure;
+  agreement->input = std::get<Buffer>(input);
+  agreement->output = std::get<Buffer>(output);
+  FillStaging(*agreement->input, *agreement->output, &call.peers);
+  return std::nullopt;
+}
+
+std::optional<Failure> Stages::FillWindows(Collectives& xla, Clique& clique, const Buffers& buffers,
+                                           bool is_first, PeerTable* peers) const {
+  auto fill = [&](const BufferView& view, void** of_rank, void** multicast) {
+    if (view.nbytes == 0) return std::optional<Failure>();
+    const auto at = xla.GetWindow(view.data);
+    if (auto* failure = std::get_if<Failure>(&at)) return std::optional<Failure>(*failure);
+    auto pointers = clique.PointersOf(std::get<WindowAt>(at), is_first);
+    if (auto* failure = std::get_if<Failure>(&pointers)) return std::optional<Failure>(*failure);
+    const auto& read = std::get<PeerPointers>(pointers);
+    std::copy_n(read.of_rank, clique.offer().num_ranks, of_rank);
+    *multicast = read.multicast;
+    return std::optional<Failure>();
+  };
+  auto failure = fill(buffers.inputs[0], peers->input, &peers->multicast_input);
+  return failure ? failure : fill(buffers.outputs[0], peers->output, &peers->multicast_output);
+}
+
+std::optional<Failure> Stages::Execute(Collectives& xla, int device, const Buffers& buffers,
+                                       cudaStream_t stream) {
+  if (auto failure = site_.CheckBuffers(buffers)) return failure;
+  if (site_.is_empty()) return std::nullopt;
+  const auto agreement = Find(device);
+  if (agreement == nullptr) {
+    return Failure{FailureCode::kInternal, site_.Where() + ": XLA did not initialize the call."};
+  }
+  if (auto fault = agreement->clique->Fault(/*is_caller=*/true)) return fault;
+  const device::Scoped current(device);
+  if (site_.op == Op::kBarrier) {
+    auto failure = CopyIfElsewhere(buffers.outputs[0].data, buffers.inputs[0], stream);
+    if (failure) return failure;
+  }
+  if (agreement->route.path == Path::kHostCalls) {
+    return RunHostCalls(site_, agreement->clique->communicator(), buffers, stream);
+  }
+  return Launch(xla, *agreement, buffers, stream);
+}
+
+std::optional<Failure> Stages::Launch(Collectives& xla, const Agreement& agreement,
+                                      const Buffers& buffers, cudaStream_t stream) const {
+  Call call = agreement.call;
+  if (site_.op == Op::kRaggedAllToAll) {
+    call.rows.input_offsets = buffers.inputs[2].data;
+    call.rows.send_sizes = buffers.inputs[3].data;
+    call.rows.output_offsets = buffers.inputs[4].data;
+    call.rows.recv_sizes = buffers.inputs[5].data;
+    call.rows.is_int64 = buffers.inputs[2].element_nbytes == 8;
+  }
+  const bool is_staged = agreement.route.path == Path::kStaging;
+  std::optional<Failure> failure;
+  if (is_staged) {
+    failure = CopyIn(agreement, buffers, stream);
+  } else if (site_.op != Op::kBarrier) {
+    failure = FillWindows(xla, *agreement.clique, buffers, /*is_first=*/false, &call.peers);
+    if (!failure && site_.op == Op::kRaggedAllToAll) {
+      failure = CopyIfElsewhere(buffers.outputs[0].data, buffers.inputs[1], stream);
+    }
+  }
+  if (!failure) failure = device::Check(Name(call.kernel), gpu::Launch(call, stream));
+  if (failure) {
+    failure->message = site_.Where() + ": " + failure->message;
+    return failure;
+  }
+  if (!is_staged || buffers.outputs[0].nbytes == 0) return std::nullopt;
+  return device::Copy(buffers.outputs[0].data, call.peers.output[call.peers.rank],
+                      buffers.outputs[0].nbytes, stream);
+}
+
+std::optional<Failure> Stages::CopyIn(const Agreement& agreement, const Buffers& buffers,
+                                      cudaStream_t stream) const {
+  const PeerTable& peers = agreement.call.peers;
+  auto failure = CopyIfElsewhere(peers.input[peers.rank], buffers.inputs[0], stream);
+  if (failure || site_.op != Op::kRaggedAllToAll) return failure;
+  // Rows that nobody sends keep what they are.
+  return CopyIfElsewhere(peers.output[peers.rank], buffers.inputs[1], stream);
+}
+
+}  // namespace jcoll::gpu
