@@ -1,0 +1,41 @@
+// Between launch.cc and the files of kernels: what every kernel is given, and one function per
+// kernel.
+#pragma once
+
+#include "cuda/kernels/launch.h"
+
+namespace jcoll::gpu {
+
+// What a failed call leaves in its output instead of a result that looks right: the pattern, whose
+// length divides 8 bytes, over and over.
+struct Poison {
+  void* output = nullptr;
+  int64_t nbytes = 0;
+  uint64_t pattern = 0;
+};
+
+// A Call as the device needs it.
+struct Args {
+  PeerTable peers;
+  Poison poison;
+  int64_t count = 0;   // Elements, as in Call.
+  int64_t nbytes = 0;  // The same in bytes.
+  RaggedRows rows;
+  int32_t root = 0;
+  int32_t divisor = 1;  // Of what has been summed: the number of ranks for a mean.
+  uint32_t op_id = 0;
+};
+
+// A call that Refusal has let through, with its blocks set, and without complex numbers and bools:
+// these are floats and bytes.
+struct Task {
+  Args args;
+  DType dtype = DType::kF32;
+  ReduceOp reduce_op = ReduceOp::kNone;
+  int num_blocks = 1;
+};
+
+cudaError_t LaunchAllReduceOneShot(const Task& task, cudaStream_t stream);
+cudaError_t LaunchAllReduceTwoShot(const Task& task, cudaStream_t stream);
+
+}  // namespace jcoll::gpu

@@ -1,0 +1,161 @@
+// Blocks of different ranks wait for each other, for a bounded time; see SignalPad for the
+// counters.
+//
+//   __global__ void Kernel(const __grid_constant__ Args args) {
+//     BlockSync sync(args.peers, args.op_id);
+//     if (sync.Barrier(Order::kData)) {
+//       ... read or write peers' buffers ...
+//       sync.Barrier(Order::kData);
+//     }
+//     sync.Leave(args.poison);
+//   }
+//
+// Every thread of every block calls all of these, in the same order on all ranks.
+#pragma once
+
+#include "cuda/kernels/launchers.h"
+#include "cuda/kernels/memory_order.cuh"
+
+namespace jcoll::gpu {
+
+// What a barrier orders besides time.
+enum class Order {
+  kData,   // What any rank has written before it, every rank can read after it.
+  kReads,  // What any rank has read before it, every rank may overwrite after it.
+};
+
+class BlockSync {
+ public:
+  __device__ BlockSync(const PeerTable& peers, uint32_t op_id)
+      : peers_(peers), pad_(peers.pad[peers.rank]), op_id_(op_id), epoch_(pad_->epoch[blockIdx.x]) {
+    alive_ = !__syncthreads_or(GaveUp());
+  }
+
+  // Whether all ranks' block of this number came here in time; the same for all threads of the
+  // block. After a failure it returns at once.
+  __device__ bool Barrier(Order order) {
+    if (!alive_) return false;
+    ++epoch_;
+    __syncthreads();  // What any thread of the block did before is before the thread that signals.
+    Arrive(order);
+    const bool failed = !Await(order);
+    alive_ = !__syncthreads_or(failed);
+    if (threadIdx.x == 0) pad_->epoch[blockIdx.x] = epoch_;
+    return alive_;
+  }
+
+  // The last thing that a kernel does. The block that is last poisons the output, if this rank has
+  // given up: when all others are through, nothing of the rank's own overwrites that.
+  __device__ void Leave(const Poison& poison) {
+    __syncthreads();
+    bool poisons = false;
+    if (threadIdx.x == 0 && add_acq_rel_gpu(&pad_->blocks_done, 1) == gridDim.x - 1) {
+      pad_->blocks_done = 0;
+      ++pad_->calls;
+      poisons = ld_relaxed_sys(&pad_->dead) != 0;
+    }
+    if (__syncthreads_or(poisons)) Fill(poison);
+  }
+
+  __device__ bool alive() const { return alive_; }
+
+  // Waits until `load()` satisfies `arrived`, for what `peer` sends. False if it took too long. For
+  // one thread; the block finds out about it in Leave.
+  template <typename Load, typename Arrived>
+  __device__ bool WaitFor(int peer, uint32_t expected, Load load, Arrived arrived) {
+    auto value = load();
+    if (arrived(value)) return true;
+    const uint64_t start = global_timer_ns();
+    for (uint32_t polls = 1; !arrived(value = load()); ++polls) {
+      pause();
+      if (polls % kPollsPerLook != 0) continue;
+      if (GaveUp()) return false;
+      const uint64_t waited = global_timer_ns() - start;
+      if (waited < peers_.timeout_ns) continue;
+      GiveUp(ErrorKind::kTimeout, peer, expected, Seen(value), waited);
+      return false;
+    }
+    return true;
+  }
+
+  // Records an error, and ends this launch and all later ones on every rank. For one thread.
+  __device__ void GiveUp(ErrorKind kind, int peer, uint32_t expected, uint32_t seen,
+                         uint64_t waited_ns) {
+    Record(kind, peer, expected, seen, waited_ns);
+    const int to_blame = kind == ErrorKind::kTimeout ? peer : peers_.rank;
+    for (int p = 0; p < peers_.num_ranks; ++p) {
+      st_relaxed_sys(&peers_.pad[p]->dead, static_cast<uint32_t>(1 + to_blame));
+    }
+  }
+
+ private:
+  // Looking at the clock and at `dead` costs about as much as a poll.
+  static constexpr uint32_t kPollsPerLook = 8;
+
+  __device__ static uint32_t Seen(uint32_t value) { return value; }
+  __device__ static uint32_t Seen(const Line& line) { return line.half[0] >> 32; }
+
+  __device__ void Arrive(Order order) {
+    for (int p = threadIdx.x; p < peers_.num_ranks; p += blockDim.x) {
+      uint32_t* inbox = &peers_.pad[p]->inbox[blockIdx.x][peers_.rank];
+      if (p == peers_.rank) continue;
+      if (order == Order::kData) {
+        st_release_sys(inbox, epoch_);
+      } else {
+        st_after_loads_sys(inbox, epoch_);
+      }
+    }
+  }
+
+  __device__ bool Await(Order order) {
+    const auto arrived = [this](uint32_t seen) { return static_cast<int32_t>(seen - epoch_) >= 0; };
+    for (int p = threadIdx.x; p < peers_.num_ranks; p += blockDim.x) {
+      if (p == peers_.rank) continue;
+      const uint32_t* inbox = &pad_->inbox[blockIdx.x][p];
+      const auto load = [inbox, order] {
+        return order == Order::kData ? ld_acquire_sys(inbox) : ld_before_stores_sys(inbox);
+      };
+      if (!WaitFor(p, epoch_, load, arrived)) return false;
+    }
+    return true;
+  }
+
+  // Whether this rank has given up, or has been told to. One that was told has its own record.
+  __device__ bool GaveUp() {
+    const uint32_t dead = ld_relaxed_sys(&pad_->dead);
+    if (dead == 0) return false;
+    Record(ErrorKind::kPeerGaveUp, static_cast<int32_t>(dead) - 1, epoch_, epoch_, 0);
+    return true;
+  }
+
+  __device__ void Record(ErrorKind kind, int peer, uint32_t expected, uint32_t seen,
+                         uint64_t waited_ns) {
+    ErrorRecord* error = peers_.error;
+    if (ld_relaxed_sys(&error->state) != 0 || cas_relaxed_sys(&error->state, 0, 1) != 0) return;
+    error->op_id = op_id_;
+    error->call = pad_->calls;
+    error->rank = peers_.rank;
+    error->peer = peer;
+    error->block = blockIdx.x;
+    error->expected = expected;
+    error->seen = seen;
+    error->waited_ns = waited_ns;
+    error->kind = kind;
+    st_release_sys(&error->state, 2);
+  }
+
+  __device__ static void Fill(const Poison& poison) {
+    char* output = static_cast<char*>(poison.output);
+    for (int64_t i = threadIdx.x; i < poison.nbytes; i += blockDim.x) {
+      output[i] = static_cast<char>(poison.pattern >> (i % 8 * 8));
+    }
+  }
+
+  const PeerTable& peers_;
+  SignalPad* const pad_;
+  const uint32_t op_id_;
+  uint32_t epoch_;  // Barriers that this block has passed, or waits in.
+  bool alive_;
+};
+
+}  // namespace jcoll::gpu

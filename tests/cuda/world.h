@@ -1,0 +1,116 @@
+// N ranks in the emulator: what a communicator keeps from call to call, buffers for a call, and its
+// launch on all ranks.
+#pragma once
+
+#include <cstring>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "cuda/emulator/emulator.h"
+#include "cuda/kernels/launch.h"
+#include "tests/native/check.h"
+
+namespace world {
+
+using jcoll::emulator::Buffer;
+using jcoll::emulator::Stream;
+using jcoll::gpu::Call;
+using jcoll::gpu::DType;
+using jcoll::gpu::ErrorRecord;
+using jcoll::gpu::Kernel;
+using jcoll::gpu::ReduceOp;
+using jcoll::gpu::SignalPad;
+
+// One buffer of each rank.
+class Buffers {
+ public:
+  // Rank r's lies `misalignments[r % size]` bytes past a multiple of 16.
+  Buffers(int num_ranks, int64_t nbytes, const std::vector<int>& misalignments = {0}) {
+    for (int r = 0; r < num_ranks; ++r) {
+      buffers_.push_back(
+          std::make_unique<Buffer>(r, nbytes, misalignments[r % misalignments.size()]));
+    }
+  }
+  char* operator[](int rank) const { return static_cast<char*>(buffers_[rank]->data()); }
+  int64_t nbytes() const { return buffers_[0]->nbytes(); }
+
+  void Fill(int value) {
+    for (auto& buffer : buffers_) {
+      if (nbytes() > 0) std::memset(buffer->data(), value, static_cast<size_t>(nbytes()));
+    }
+  }
+
+ private:
+  std::vector<std::unique_ptr<Buffer>> buffers_;
+};
+
+class World {
+ public:
+  explicit World(int num_ranks) : pads_(num_ranks), errors_(num_ranks) {
+    for (int r = 0; r < num_ranks; ++r) streams_.push_back(std::make_unique<Stream>(r));
+  }
+
+  int num_ranks() const { return static_cast<int>(pads_.size()); }
+  SignalPad& pad(int rank) { return pads_[rank]; }
+  ErrorRecord& error(int rank) { return errors_[rank]; }
+  Stream& stream(int rank) { return *streams_[rank]; }
+  void set_timeout_ns(uint64_t timeout_ns) { timeout_ns_ = timeout_ns; }
+
+  // The call as rank `rank` makes it. `input` may be null.
+  Call ForRank(Call call, int rank, const Buffers* input, const Buffers* output) {
+    jcoll::gpu::PeerTable& peers = call.peers;
+    peers.rank = rank;
+    peers.num_ranks = num_ranks();
+    peers.error = &errors_[rank];
+    peers.timeout_ns = timeout_ns_;
+    const int64_t scratch_nbytes = jcoll::gpu::ScratchNbytes(call);
+    if (scratch_nbytes > 0 && !scratch_) {
+      scratch_ = std::make_unique<Buffers>(num_ranks(), scratch_nbytes);
+    }
+    for (int p = 0; p < num_ranks(); ++p) {
+      peers.pad[p] = &pads_[p];
+      if (input != nullptr) peers.input[p] = (*input)[p];
+      if (output != nullptr) peers.output[p] = (*output)[p];
+      if (scratch_) peers.scratch[p] = (*scratch_)[p];
+    }
+    return call;
+  }
+
+  // Launches on one rank. A refusal is a failure of the test.
+  void Launch(const Call& call) {
+    const auto refusal = jcoll::gpu::Refusal(call, device_);
+    EXPECT_EQ(refusal.value_or(""), "");
+    if (refusal) return;
+    EXPECT_EQ(jcoll::gpu::Launch(call, streams_[call.peers.rank].get()), cudaSuccess);
+  }
+
+  // On all ranks but `absent`; waits for them.
+  void Run(const Call& call, const Buffers* input, const Buffers* output, int absent = -1) {
+    std::vector<Call> calls;  // Scratch is there before anybody runs.
+    for (int r = 0; r < num_ranks(); ++r) calls.push_back(ForRank(call, r, input, output));
+    for (int r = 0; r < num_ranks(); ++r) {
+      if (r != absent) Launch(calls[r]);
+    }
+    Synchronize();
+  }
+
+  void Synchronize() {
+    for (auto& stream : streams_) stream->Synchronize();
+  }
+
+  void ExpectNoErrors() {
+    for (const ErrorRecord& error : errors_) EXPECT_EQ(error.state, 0u);
+  }
+
+ private:
+  // Everything that the kernels can use.
+  const jcoll::gpu::DeviceFacts device_ = {100, 108};
+  std::vector<SignalPad> pads_;
+  std::vector<ErrorRecord> errors_;
+  std::unique_ptr<Buffers> scratch_;
+  std::vector<std::unique_ptr<Stream>> streams_;
+  uint64_t timeout_ns_ = 60'000'000'000;
+};
+
+}  // namespace world
