@@ -11,30 +11,36 @@ from multiprocess.jobs import run_ok
 
 slow = pytest.mark.slow
 
+# Peers' memory is read: always, by default from 32 KiB on, by process 0 only from 512 KiB on, never.
+ALWAYS, USUAL, MIXED, NEVER = ("1",), (), (str(512 << 10), "1"), ("0",)
 JOBS = [
-    # processes, devices of each, script, what it checks
-    (2, 1, "values.py", "matrix lanes bits rows"),
-    (2, 1, "programs.py", "transforms independent in_flight intercepted"),
-    (2, 3, "values.py", "permuted"),
-    (2, 3, "programs.py", "sub_axes in_flight independent"),
-    (2, 2, "programs.py", "groups"),
-    (4, 1, "values.py", "permuted"),
-    pytest.param(2, 1, "values.py", "large", marks=slow),
-    pytest.param(2, 3, "values.py", "lanes large bits rows", marks=slow),
-    pytest.param(2, 3, "programs.py", "transforms groups intercepted", marks=slow),
-    pytest.param(4, 1, "values.py", "lanes bits rows", marks=slow),
-    pytest.param(4, 1, "programs.py", "in_flight groups", marks=slow),
+    # processes, devices of each, script, what it checks, when processes read each other's memory
+    (2, 1, "values.py", "matrix lanes bits rows", ALWAYS),
+    (2, 1, "programs.py", "transforms independent in_flight intercepted", USUAL),
+    (2, 3, "values.py", "permuted", ALWAYS),
+    (2, 3, "programs.py", "sub_axes in_flight independent", ALWAYS),
+    (2, 2, "programs.py", "groups", ALWAYS),
+    (4, 1, "values.py", "permuted", NEVER),
+    pytest.param(2, 1, "values.py", "matrix lanes", NEVER, marks=slow),
+    pytest.param(2, 1, "values.py", "large", MIXED, marks=slow),
+    pytest.param(2, 3, "values.py", "lanes large bits rows", USUAL, marks=slow),
+    pytest.param(2, 3, "programs.py", "transforms groups intercepted", NEVER, marks=slow),
+    pytest.param(4, 1, "values.py", "lanes bits rows", ALWAYS, marks=slow),
+    pytest.param(4, 1, "programs.py", "in_flight groups", USUAL, marks=slow),
 ]
 
 
-@pytest.mark.parametrize(("processes", "devices", "script", "checks"), JOBS)
-def test_agrees(processes: int, devices: int, script: str, checks: str) -> None:
+@pytest.mark.parametrize(("processes", "devices", "script", "checks", "reads"), JOBS)
+def test_agrees(
+    processes: int, devices: int, script: str, checks: str, reads: tuple[str, ...]
+) -> None:
     results = run_ok(
         script,
         *checks.split(),
         num_processes=processes,
         num_devices=devices,
-        env={"JCOLL_TIMEOUT": "60"},
+        env={"JCOLL_TIMEOUT": "60"} | ({"JCOLL_PEER_READS": reads[-1]} if reads else {}),
+        env_of={0: {"JCOLL_PEER_READS": reads[0]}} if reads else {},
         timeout_s=600,
     )
     hashes = defaultdict(set)

@@ -2,10 +2,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <csignal>
 #include <numeric>
 
 #include "csrc/plan_store.h"
+#include "csrc/shm/peer_reads.h"
 #include "csrc/shm/world.h"
 #include "csrc/site.h"
 #include "tests/native/ranks.h"
@@ -35,7 +37,7 @@ void WriteAll(int fd, const void* data, size_t nbytes) {
 // nobody begins before all have joined. This process has no other thread when it forks: sanitizers
 // insist.
 std::vector<int> InProcesses(int num_processes, const std::function<void(int)>& fn,
-                             int64_t arena_nbytes = kArenaNbytes) {
+                             int64_t arena_nbytes = kArenaNbytes, int64_t peer_reads = 1) {
   struct Child {
     pid_t pid;
     int up[2], down[2];
@@ -50,6 +52,7 @@ std::vector<int> InProcesses(int num_processes, const std::function<void(int)>& 
     check::failures = 0;
     Watchdog* watchdog = new Watchdog(std::chrono::seconds(60));
     (void)watchdog;
+    World::SetPeerReads(peer_reads);
     ProcessInfo own;
     EXPECT(!World::Prepare(arena_nbytes, &own));
     own.id = p;
@@ -131,20 +134,40 @@ std::string RunOnce(Site* site, int64_t run, int rank, int num_ranks, int64_t co
   return error;
 }
 
+// Through staging areas, and in the peers' memory.
 TEST(SumsOfAllSizes) {
-  for (int n : {2, 3}) {
-    EXPECT(InProcesses(n, [n](int process) {
-             int64_t ordinal = 0;
-             for (int64_t count : {0, 1, 7, 1000, 200003}) {
-               Description d = Remote(n, 1, count, "shm_test.cc:1");
-               d.ordinal = ordinal++;
-               Site site(Loaded(d));
-               for (int run = 0; run < 5; ++run) {
-                 EXPECT_EQ(RunOnce(&site, run, process, n, count), "");
-               }
-             }
-           }) == Zeros(n));
+  for (int64_t peer_reads : {0, 1}) {
+    for (int n : {2, 3}) {
+      EXPECT(InProcesses(
+                 n,
+                 [n](int process) {
+                   int64_t ordinal = 0;
+                   for (int64_t count : {0, 1, 7, 1000, 200003}) {
+                     Description d = Remote(n, 1, count, "shm_test.cc:1");
+                     d.ordinal = ordinal++;
+                     Site site(Loaded(d));
+                     for (int run = 0; run < 5; ++run) {
+                       EXPECT_EQ(RunOnce(&site, run, process, n, count), "");
+                     }
+                   }
+                 },
+                 kArenaNbytes, peer_reads) == Zeros(n));
+    }
   }
+}
+
+TEST(ReadsOfPeersMemory) {
+  EXPECT(InProcesses(2, [](int process) {
+           Site site(Loaded(Remote(2, 1, 1, "shm_test.cc:13")));
+           const World& world = *World::Get();
+           const int pid = world.PidOf(1 - process);
+           EXPECT(world.ReadsPeers(0) && world.ReadsPeers(1));
+           EXPECT(jcoll::ReadProbe::Try(pid, jcoll::ReadProbe::address()));
+           int64_t here = 0;
+           EXPECT(!jcoll::ReadPeer(pid, nullptr, &here, sizeof(here)));
+           EXPECT_EQ(errno, EFAULT);
+           EXPECT_EQ(RunOnce(&site, 0, process, 2, 1), "");  // The other is not to end before.
+         }) == Zeros(2));
 }
 
 TEST(ManySmallOnes) {
@@ -270,6 +293,27 @@ TEST(APeerThatDies) {
     EXPECT(std::chrono::steady_clock::now() - start < std::chrono::seconds(2));
   });
   EXPECT(ends == (std::vector<int>{0, kDied, 0}));
+}
+
+// Whatever it was doing: the others never take a result for right that is not.
+TEST(APeerThatDiesWhileItIsRead) {
+  static constexpr int64_t kCount = 1 << 20;
+  for (int ms : {1, 5, 20}) {
+    const std::vector<int> ends = InProcesses(3, [ms](int process) {
+      Site site(Loaded(Remote(3, 1, kCount, "shm_test.cc:12")));
+      EXPECT_EQ(RunOnce(&site, 0, process, 3, kCount), "");
+      std::thread killer([&] {
+        if (process != 1) return;
+        std::this_thread::sleep_for(milliseconds(ms));
+        kill(getpid(), SIGKILL);
+      });
+      std::string error;
+      for (int run = 1; error.empty(); ++run) error = RunOnce(&site, run, process, 3, kCount);
+      EXPECT_CONTAINS(error, "will not come: process 1 (pid ");
+      killer.join();
+    });
+    EXPECT(ends == (std::vector<int>{0, kDied, 0}));
+  }
 }
 
 TEST(APeerThatLeaves) {
