@@ -9,7 +9,8 @@ import jax
 import numpy as np
 
 from jcoll import _compat
-from jcoll.algorithms.registry import RESERVED, plan_op
+from jcoll.algorithms import registry
+from jcoll.algorithms.registry import plan_op
 from jcoll.comm.mesh import Call, signature
 from jcoll.ops import _selection
 from jcoll.ops._custom_call import attribute, nbytes, to_wire
@@ -36,6 +37,11 @@ def describe(
     del mesh
     use_own = world.has_same_tuning(where)
     return _selection.describe(call, aval, reduce_op, where=where, use_own=use_own)
+
+
+def is_plan(call: Call) -> bool:
+    """Whether the runtime follows a plan."""
+    return registry.is_plan(call.op, call.algorithm)
 
 
 _native_p = _compat.Primitive("jcoll_native")
@@ -111,7 +117,7 @@ def _attributes(
             "out_blocks": motion.out_blocks,
             "block_nbytes": in_nbytes // motion.in_blocks,
         }
-        if call.algorithm in RESERVED:  # Else the plan says it.
+        if not is_plan(call):  # Else the plan says it.
             source_map = np.asarray(motion.source_map, np.int64).reshape(-1)
             attributes["source_map"] = tuple(source_map.tolist())
     return tuple(sorted((attributes | motion.rows).items()))
@@ -120,9 +126,7 @@ def _attributes(
 def _plan_attributes(spec: Any, call: Call, root: int | None) -> tuple:
     """The name of the plan, if one is to be followed; resolved when the program is loaded."""
     attributes = () if root is None else (("root", root),)
-    return (
-        attributes if call.algorithm in RESERVED else (*attributes, ("plan_op", plan_op(spec.name)))
-    )
+    return (*attributes, ("plan_op", plan_op(spec.name))) if is_plan(call) else attributes
 
 
 def _process_attributes(ctx: Any, mesh: Any, call: Call) -> tuple:

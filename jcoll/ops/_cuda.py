@@ -103,7 +103,7 @@ def _multimem_obstacle(mesh: Any, call: Call, dtype: Any, reduce_op: str | None)
 
 def run(spec: Any, ctx: Any, *arrays: Any, call: Call, **static: Any) -> list[Any]:
     """The collective as a custom call of the CUDA runtime, or as several."""
-    if spec.name in kernels.BY_OP or _is_plan(call):
+    if spec.name in kernels.BY_OP or is_plan(call):
         return _run_alone(spec, ctx, *arrays, call=call, **static)
     inner = partial(_run_inner, ctx, call)
     if spec.composed is not None:
@@ -111,7 +111,8 @@ def run(spec: Any, ctx: Any, *arrays: Any, call: Call, **static: Any) -> list[An
     return [_run_by_rows(inner, spec, *arrays, call=call, **static)]
 
 
-def _is_plan(call: Call) -> bool:
+def is_plan(call: Call) -> bool:
+    """Whether the interpreter of plans does it; else kernels do."""
     return registry.is_plan(call.op, call.algorithm, on_cuda=True)
 
 
@@ -188,7 +189,7 @@ def _run_alone(spec: Any, ctx: Any, *arrays: Any, call: Call, **static: Any) -> 
     if given.dtype == jnp.bool_ and "op" in static:
         arrays = (arrays[0].astype(jnp.uint8),)
         static["op"] = _BOOLS_AS[static["op"]]
-    fp8 = () if _is_plan(call) else _REDUCED_FP8
+    fp8 = () if is_plan(call) else _REDUCED_FP8
     wire = [to_wire(x, static.get("op"), reduces=fp8) for x in arrays]
     avals = [jax.typeof(x) for x in wire]
     ((shape, dtype),) = spec.shapes(avals, call, **static)
@@ -209,7 +210,7 @@ def _call_attributes(call: Call, given: Any, root: int) -> tuple[tuple[str, Any]
     return (
         ("op", call.op),
         ("algorithm", call.algorithm),
-        ("plan_op", plan_op(call.op) if _is_plan(call) else ""),
+        ("plan_op", plan_op(call.op) if is_plan(call) else ""),
         ("root", root),
         ("axis", call.axis_text),
         ("call_site", call.call_site),

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 
 from jcoll import _compat, errors
-from jcoll.algorithms import registry
 from jcoll.comm.mesh import Call, configured_algorithm
 from jcoll.ops import _cpu, _cuda, _hierarchical, _selection
 from jcoll.runtime import decisions, world
@@ -18,7 +17,7 @@ from jcoll.tuning.candidates import HIERARCHICAL_OPS, ON_HOSTS, Request, refusal
 from jcoll.tuning.select import select
 
 _RUNTIMES: dict[str, Any] = {"cpu": _cpu, "cuda": _cuda}
-"""By platform, modules with obstacle(), placement(), describe() and run(): see _cpu.py."""
+"""By platform, modules with obstacle, placement, describe, is_plan and run: see _cpu.py."""
 
 
 def register(spec: Any, primitive: Any) -> None:
@@ -141,8 +140,7 @@ def run(spec: Any, platform: str, ctx: Any, *arrays: Any, call: Call, **static: 
             return spec.hierarchical(*arrays, call=call, levels=levels, **static)
     if _is_alone(spec, call):
         return [y[0] for y in spec.stacked(jnp, *(x[None] for x in arrays), **static)]
-    by_plan = registry.is_plan(call.op, call.algorithm, on_cuda=platform == "cuda")
-    if by_plan and static.get("op") == "mean":
+    if runtime.is_plan(call) and static.get("op") == "mean":
         return _mean_by_plan(runtime, spec, ctx, *arrays, call=call, **static)
     return runtime.run(spec, ctx, *arrays, call=call, **static)
 

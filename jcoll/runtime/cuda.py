@@ -99,12 +99,12 @@ def _load() -> tuple[Any, str]:
     if not config.cuda:
         return None, "JCOLL_CUDA=0"
     try:
-        from jcoll import _cuda
+        import jcoll._cuda as library
     except ModuleNotFoundError:
         return None, "jcoll was built without CUDA"
     except ImportError as e:
         return None, f"jcoll._cuda cannot be loaded ({e})"
-    return _cuda, ""
+    return library, ""
 
 
 _library, _why_not_loaded = _load()
@@ -146,8 +146,9 @@ def placement(
         return world.Placement()
     positions = world.mesh_positions(mesh.shape, axes)
     domains = [_compat.nvlink_domain(device) for device in _devices(mesh)]
+    numbers = list(dict.fromkeys(domains))
     domain_of = np.empty(len(positions), np.int64)
-    domain_of[list(positions)] = [domains.index(domain) for domain in domains]
+    domain_of[list(positions)] = [numbers.index(domain) for domain in domains]
     groups = world.by_group(domain_of, axis_size, group_of)
     if all(len(set(group)) == 1 for group in groups):
         return world.Placement()
