@@ -2,8 +2,6 @@
 
 #include <dlfcn.h>
 
-#include <map>
-#include <memory>
 #include <mutex>
 
 namespace jcoll::gpu::nccl {
@@ -49,9 +47,7 @@ Failure Unusable(const char* library, const std::string& what) {
 
 struct Loaded {
   std::mutex mu;
-  std::string library = "libnccl.so.2";
-  // By name, and never freed: calls in flight hold the pointer.
-  std::map<std::string, std::unique_ptr<const Api>> apis;
+  const Api* api = nullptr;  // Never freed: calls in flight hold the pointer.
 };
 Loaded& GetLoaded() {
   static Loaded* loaded = new Loaded();  // XLA's threads may outlive static destructors.
@@ -105,19 +101,18 @@ std::variant<Api, Failure> Load(const char* library) {
 std::variant<const Api*, Failure> Get() {
   Loaded& loaded = GetLoaded();
   std::lock_guard<std::mutex> lock(loaded.mu);
-  std::unique_ptr<const Api>& api = loaded.apis[loaded.library];
-  if (api == nullptr) {
-    auto found = Load(loaded.library.c_str());
+  if (loaded.api == nullptr) {
+    auto found = Load("libnccl.so.2");
     if (auto* failure = std::get_if<Failure>(&found)) return *failure;
-    api = std::make_unique<const Api>(std::get<Api>(found));
+    loaded.api = new Api(std::get<Api>(found));
   }
-  return api.get();
+  return loaded.api;
 }
 
-void SetLibrary(const std::string& library) {
+void SetApi(const Api* api) {
   Loaded& loaded = GetLoaded();
   std::lock_guard<std::mutex> lock(loaded.mu);
-  loaded.library = library;
+  loaded.api = api;
 }
 
 }  // namespace jcoll::gpu::nccl

@@ -72,9 +72,9 @@ std::string VersionText(int version);
 // of its wheel, which is in no default path), else by the default search. It stays loaded.
 std::variant<Api, Failure> Load(const char* library);
 
-// The process's NCCL. Loaded at the first call that succeeds.
+// The process's NCCL, loaded at the first call that succeeds.
 std::variant<const Api*, Failure> Get();
-// The library that Get loads instead of libnccl.so.2, from now on; for tests.
-void SetLibrary(const std::string& library);
+// What Get returns from now on; for tests. It must live as long as the process.
+void SetApi(const Api* api);
 
 }  // namespace jcoll::gpu::nccl

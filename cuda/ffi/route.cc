@@ -90,7 +90,9 @@ std::optional<Kernel> OnlyKernel(Op op) {
 std::variant<Kernel, std::string> ChooseKernel(const CallSite& site, const Offer& offer) {
   if (!offer.no_kernels.empty()) return offer.no_kernels;
   std::vector<Kernel> kernels;
-  if (const auto only = OnlyKernel(site.op)) {
+  if (!site.plan_op.empty()) {
+    kernels = {Kernel::kPlanLL, Kernel::kPlanSimple};
+  } else if (const auto only = OnlyKernel(site.op)) {
     kernels = {*only};
   } else {
     kernels = AllReduceKernels(site, offer);

@@ -1,0 +1,245 @@
+// What lasts between calls: the ranks' first meeting, memory, addresses, failures.
+
+#include <algorithm>
+
+#include "check.h"
+#include "cuda/ffi/health.h"
+#include "job.h"
+
+namespace {
+
+using fake::AllReduce;
+using fake::Attributes;
+using fake::Job;
+using fake::Xla;
+using jcoll::gpu::CheckHealth;
+using jcoll::gpu::ErrorKind;
+using jcoll::gpu::ErrorRecord;
+
+// As a kernel would, once, on the device: the fields, and then that they are there.
+void Fail(ErrorRecord* record, ErrorKind kind, uint32_t op_id) {
+  record->op_id = op_id;
+  record->call = 17;
+  record->rank = 0;
+  record->peer = 1;
+  record->block = 3;
+  record->expected = 42;
+  record->seen = 41;
+  record->waited_ns = 1500000000;
+  record->kind = kind;
+  __atomic_store_n(&record->state, 2u, __ATOMIC_RELEASE);
+}
+
+bool Says(const std::string& text, const std::string& part) {
+  if (text.find(part) != std::string::npos) return true;
+  std::fprintf(stderr, "  not \"%s\" in: %s\n", part.c_str(), text.c_str());
+  return false;
+}
+
+}  // namespace
+
+TEST(AddressesAreAskedForOnce) {
+  fake::Reset();
+  Xla xla;
+  Job job(&xla, AllReduce(4, "two_shot"));
+  EXPECT(!job.Instantiate());
+  EXPECT(fake::AllWell(job.Run()));
+  const auto group = job.group();
+  // On each of 4 ranks: the pad, the operand, the result on 4 ranks.
+  EXPECT_EQ(group->num_lookups(), 4 * 3 * 4);
+  EXPECT(fake::AllWell(job.Stage(XLA_FFI_ExecutionStage_EXECUTE)));
+  EXPECT_EQ(group->num_lookups(), 48);
+  // Another run: one address of each buffer, to see that the window is the same.
+  EXPECT(fake::AllWell(job.Run()));
+  EXPECT_EQ(group->num_lookups(), 48 + 4 * 2);
+  // The same buffers by another instruction.
+  Job other(&xla, job.attributes);
+  other.inputs = job.inputs;
+  other.outputs = job.outputs;
+  EXPECT(!other.Instantiate());
+  EXPECT(fake::AllWell(other.Run()));
+  EXPECT_EQ(group->num_lookups(), 56 + 4 * 2);
+}
+
+TEST(WindowsThatXlaMadeAnew) {
+  fake::Reset();
+  Xla xla;
+  Job job(&xla, AllReduce(2, "two_shot"));
+  EXPECT(!job.Instantiate());
+  EXPECT(fake::AllWell(job.Run()));
+  fake::TakeLaunched();
+  // The same handles and offsets on rank 0, and another buffer on rank 1.
+  xla.ForgetWindows();
+  Job elsewhere(&xla, job.attributes);
+  job.inputs[1] = elsewhere.inputs[1];
+  EXPECT(fake::AllWell(job.Run()));
+  const auto launched = fake::TakeLaunched();
+  EXPECT(launched[0].call.peers.input[1] == job.inputs[1][0].data);
+  EXPECT(launched[0].call.peers.input[0] == job.inputs[0][0].data);
+}
+
+TEST(RegistrationsInTheSameOrder) {
+  fake::Reset();
+  Xla xla;
+  xla.minor_version = 1;
+  const Attributes attributes = AllReduce(4);
+  std::vector<std::unique_ptr<Job>> jobs;
+  for (const int64_t count : {8, 3000, 100000, 3000}) {
+    Attributes larger = attributes;
+    larger["count"] = count;
+    jobs.push_back(std::make_unique<Job>(&xla, larger));
+    EXPECT(!jobs.back()->Instantiate());
+  }
+  // Every rank runs the programs in the same order, but at its own pace.
+  fake::OnAll(4, [&](int rank) {
+    for (const auto& job : jobs) {
+      const auto error =
+          job->instruction->RunAll(rank, job->inputs[rank], job->outputs[rank], job->streams[rank]);
+      EXPECT_EQ(error.value_or("ok"), "ok");
+    }
+  });
+  const auto first = jobs[0]->group()->registered_nbytes(0);
+  EXPECT(first.size() > 4);
+  for (int rank = 1; rank < 4; ++rank) {
+    EXPECT(jobs[0]->group()->registered_nbytes(rank) == first);
+  }
+}
+
+TEST(CommunicatorOfAnotherSize) {
+  fake::Reset();
+  Xla xla;
+  xla.make_group = [](fake::Group* group) { group->count_says = 3; };
+  Job job(&xla, AllReduce(2));
+  EXPECT(!job.Instantiate());
+  EXPECT(fake::AllSay(job.Run(), "a communicator of 3 ranks, where this is rank"));
+}
+
+TEST(RanksThatAreNotThose) {
+  fake::Reset();
+  Xla xla;
+  xla.make_group = [](fake::Group* group) { group->user_rank_says = {{0, 1}, {1, 0}}; };
+  Job job(&xla, AllReduce(2));
+  EXPECT(!job.Instantiate());
+  EXPECT(fake::AllSay(job.Run(), "NCCL and XLA disagree about the ranks"));
+  EXPECT(fake::AllSay(job.Run(), "NCCL and XLA disagree about the ranks"));
+}
+
+TEST(OtherProgramOnOneRank) {
+  fake::Reset();
+  Xla xla;
+  Job job(&xla, AllReduce(3, "two_shot"));
+  Attributes other = job.attributes;
+  other["reduce_op"] = "max";
+  Job deviant(&xla, other);
+  EXPECT(!job.Instantiate());
+  EXPECT(!deviant.Instantiate());
+  fake::Errors errors(3);
+  fake::OnAll(3, [&](int rank) {
+    Job& mine = rank == 2 ? deviant : job;
+    errors[rank] =
+        mine.instruction->RunAll(rank, mine.inputs[rank], mine.outputs[rank], mine.streams[rank]);
+  });
+  EXPECT(fake::AllSay(errors, "is at another collective than rank"));
+  EXPECT(Says(errors[0].value_or("ok"), "rank 2 is at another collective than rank 0"));
+  EXPECT(fake::TakeLaunched().empty());
+}
+
+TEST(ARankThatDoesNotCome) {
+  fake::Reset();
+  Xla xla;
+  Attributes attributes = AllReduce(3);
+  attributes["timeout_s"] = 0.05;
+  Job job(&xla, attributes);
+  EXPECT(!job.Instantiate());
+  const auto errors = job.RunOn({0, 2});
+  EXPECT(Says(errors[0].value_or("ok"),
+              "4 jcoll: what the ranks tell each other at first was not "
+              "over after 0.05 s"));
+  EXPECT(errors[2].has_value());
+}
+
+TEST(NonBlockingCommunicator) {
+  fake::Reset();
+  Xla xla;
+  xla.make_group = [](fake::Group* group) { group->is_nonblocking = true; };
+  Job job(&xla, AllReduce(3));
+  EXPECT(!job.Instantiate());
+  EXPECT(fake::AllWell(job.Run()));
+  EXPECT_EQ(fake::TakeLaunched().size(), 3);
+}
+
+TEST(AFailureIsToldOnceAndTheCommunicatorIsDead) {
+  fake::Reset();
+  Xla xla;
+  Job job(&xla, AllReduce(2, "two_shot"));
+  Job unharmed(&xla, AllReduce(2, "two_shot"));
+  EXPECT(!job.Instantiate());
+  EXPECT(!unharmed.Instantiate());
+  EXPECT(fake::AllWell(job.Run()));
+  EXPECT(fake::AllWell(unharmed.Run()));
+  EXPECT(CheckHealth().empty());
+  const auto launched = fake::TakeLaunched();
+  Fail(launched[0].call.peers.error, ErrorKind::kTimeout, launched[0].call.op_id);
+  Fail(launched[2].call.peers.error, ErrorKind::kPeerGaveUp, launched[2].call.op_id);
+
+  const auto execute = XLA_FFI_ExecutionStage_EXECUTE;
+  const auto first = job.Stage(execute);
+  const std::string text = first[0].value_or("ok");
+  EXPECT(
+      Says(text, "4 jcoll.all_reduce over axis 'x' (float32[8], two_shot) called at train.py:42"));
+  EXPECT(Says(text, "rank 0 waited 1.5 s for rank 1 and gave up (saw 41, needed 42)"));
+  EXPECT(Says(text, "Device 0, call 17 of this communicator, block 3"));
+  EXPECT(Says(text, "takes no more calls"));
+  EXPECT(Says(first[1].value_or("ok"), "was told that the call had failed, because of rank 1"));
+  const auto second = job.Stage(execute);
+  EXPECT(fake::AllSay(second, "13 jcoll: this communicator takes no more calls"));
+  EXPECT(Says(second[0].value_or("ok"), "rank 0 waited 1.5 s for rank 1"));
+  EXPECT(fake::TakeLaunched().empty());
+  // Other instructions on the communicator learn of it too; other communicators are well.
+  Job other(&xla, job.attributes);
+  EXPECT(!other.Instantiate());
+  EXPECT(fake::AllSay(other.Run(), "takes no more calls"));
+  EXPECT(fake::AllWell(unharmed.Run()));
+  EXPECT_EQ(CheckHealth().size(), 2);
+  EXPECT(Says(CheckHealth().at(0), "rank 0 waited 1.5 s for rank 1"));
+  // XLA makes the communicator anew: it works, and what was wrong is not forgotten.
+  xla.ForgetCommunicators();
+  EXPECT(fake::AllWell(job.Run()));
+  EXPECT_EQ(CheckHealth().size(), 2);
+}
+
+TEST(RowsOutside) {
+  fake::Reset();
+  Xla xla;
+  Job job(&xla, AllReduce(2, "two_shot"));
+  EXPECT(!job.Instantiate());
+  EXPECT(fake::AllWell(job.Run()));
+  const auto launched = fake::TakeLaunched();
+  Fail(launched[1].call.peers.error, ErrorKind::kRowsOutside, launched[1].call.op_id);
+  const auto errors = job.Stage(XLA_FFI_ExecutionStage_EXECUTE);
+  EXPECT(!errors[0]);
+  EXPECT(Says(errors[1].value_or("ok"), "what rank 0 sends to rank 1 ends at row 41"));
+  EXPECT(Says(errors[1].value_or("ok"), "Correct the offsets and sizes."));
+}
+
+TEST(ManyProgramsAtOnce) {
+  fake::Reset();
+  Xla xla;
+  // Communicators of their own: any order on any rank.
+  std::vector<std::unique_ptr<Job>> jobs;
+  for (int i = 0; i < 4; ++i) {
+    jobs.push_back(std::make_unique<Job>(&xla, AllReduce(4)));
+    EXPECT(!jobs.back()->Instantiate());
+  }
+  fake::OnAll(16, [&](int i) {
+    Job& job = *jobs[i / 4];
+    const int rank = i % 4;
+    for (int call = 0; call < 20; ++call) {
+      const auto error =
+          job.instruction->RunAll(rank, job.inputs[rank], job.outputs[rank], job.streams[rank]);
+      EXPECT_EQ(error.value_or("ok"), "ok");
+      CheckHealth();
+    }
+  });
+  EXPECT_EQ(fake::TakeLaunched().size(), 4 * 4 * 20);
+}

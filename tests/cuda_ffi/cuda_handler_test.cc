@@ -1,0 +1,258 @@
+// The handler as XLA sees it: metadata, attributes, stages and their order, the extension.
+
+#include <algorithm>
+
+#include "check.h"
+#include "cuda/ffi/xla_collectives.h"
+#include "job.h"
+
+namespace {
+
+using fake::AllReduce;
+using fake::Attribute;
+using fake::Attributes;
+using fake::Job;
+using fake::Xla;
+using jcoll::Failure;
+using jcoll::gpu::Kernel;
+using jcoll::gpu::XlaCollectives;
+
+// What Instantiate says to attributes of which one is another.
+std::string ErrorWith(const std::string& name, const Attribute& value) {
+  Xla xla;
+  Attributes attributes = AllReduce(4);
+  attributes[name] = value;
+  return fake::Instruction(&xla, attributes).Instantiate().value_or("ok");
+}
+
+bool Says(const std::string& text, const std::string& part) {
+  if (text.find(part) != std::string::npos) return true;
+  std::fprintf(stderr, "  not \"%s\" in: %s\n", part.c_str(), text.c_str());
+  return false;
+}
+
+}  // namespace
+
+TEST(Metadata) {
+  fake::Reset();
+  const auto instantiate = fake::MetadataOf(XLA_FFI_ExecutionStage_INSTANTIATE);
+  EXPECT(instantiate.state_type_id.type_id != 0);
+  const auto execute = fake::MetadataOf(XLA_FFI_ExecutionStage_EXECUTE);
+  EXPECT_EQ(execute.traits, XLA_FFI_HANDLER_TRAITS_COMMAND_BUFFER_COMPATIBLE + 0u);
+  EXPECT_EQ(execute.api_version.minor_version, XLA_FFI_API_MINOR);
+}
+
+TEST(EveryAttributeIsNeeded) {
+  fake::Reset();
+  for (const auto& [name, value] : AllReduce(4)) {
+    Xla xla;
+    Attributes attributes = AllReduce(4);
+    attributes.erase(name);
+    const auto error = fake::Instruction(&xla, attributes).Instantiate().value_or("ok");
+    EXPECT(Says(error, "3 jcoll: the custom call's attribute '" + name + "' is missing"));
+    // And no other type will do.
+    const bool is_text = std::holds_alternative<std::string>(value);
+    const Attribute other = is_text ? Attribute(int64_t{1}) : Attribute("1");
+    EXPECT(Says(ErrorWith(name, other), "'" + name + "' is missing or malformed"));
+  }
+  Attributes ragged = AllReduce(4);
+  ragged["op"] = "ragged_all_to_all";
+  Xla xla;
+  EXPECT(Says(fake::Instruction(&xla, ragged).Instantiate().value_or("ok"), "'row_nbytes'"));
+}
+
+TEST(BadAttributes) {
+  fake::Reset();
+  const std::string where =
+      "3 jcoll.all_reduce over axis 'x' (float32[8], direct) called at "
+      "train.py:42: ";
+  EXPECT(Says(ErrorWith("op", "all_gossip"), "jcoll.all_gossip over axis"));
+  EXPECT(Says(ErrorWith("op", "all_gossip"), "there is no such op on CUDA"));
+  EXPECT(Says(ErrorWith("groups", std::vector<int64_t>{0, 1, 2}), where));
+  EXPECT(Says(ErrorWith("groups", std::vector<int64_t>{0, 1, 2}), "no multiple of group_size 4"));
+  EXPECT(Says(ErrorWith("groups", std::vector<int64_t>{0, 1, 2, 2}), "holds an id twice"));
+  EXPECT(Says(ErrorWith("groups", std::vector<int64_t>{0, 1, 2, -1}), "negative id"));
+  EXPECT(Says(ErrorWith("group_size", int64_t{0}), "group_size is not positive"));
+  EXPECT(Says(ErrorWith("communication_id", int64_t{1}), "must be at least 2"));
+  EXPECT(Says(ErrorWith("count", int64_t{-1}), "count is negative"));
+  EXPECT(Says(ErrorWith("count", int64_t{1} << 60), "larger than any memory"));
+  EXPECT(Says(ErrorWith("reduce_op", "xor"), "'xor' is no reduction"));
+  EXPECT(Says(ErrorWith("reduce_op", ""), "reduce_op '' for this op"));
+  EXPECT(Says(ErrorWith("dtype", "int4"), "do not reduce int4"));
+  EXPECT_EQ(ErrorWith("timeout_s", 0.0), "ok");
+  Attributes broadcast = AllReduce(4);
+  broadcast["op"] = "broadcast";
+  broadcast["reduce_op"] = "";
+  broadcast["root"] = int64_t{4};
+  Xla xla;
+  EXPECT(
+      Says(fake::Instruction(&xla, broadcast).Instantiate().value_or("ok"), "root 4 is no rank"));
+}
+
+TEST(KernelOnUserBuffers) {
+  fake::Reset();
+  Xla xla;
+  Attributes attributes = AllReduce(4, "two_shot");
+  attributes["timeout_s"] = 1.5;
+  Job job(&xla, attributes);
+  EXPECT(!job.Instantiate());
+  EXPECT_EQ(fake::Join(job.Run()), fake::Join(fake::Errors(4)));
+  const auto launched = fake::TakeLaunched();
+  EXPECT_EQ(launched.size(), 4);
+  for (int rank = 0; rank < static_cast<int>(launched.size()); ++rank) {
+    const auto& [call, stream, device] = launched[rank];
+    EXPECT_EQ(device, rank);
+    EXPECT(stream == job.streams[rank]);
+    EXPECT(call.kernel == Kernel::kAllReduceTwoShot);
+    EXPECT_EQ(call.count, 8);
+    EXPECT_EQ(call.num_blocks, 64);
+    EXPECT_EQ(call.peers.rank, rank);
+    EXPECT_EQ(call.peers.num_ranks, 4);
+    EXPECT_EQ(call.peers.timeout_ns, 1500000000);
+    EXPECT(call.peers.error != nullptr);
+    for (int peer = 0; peer < 4; ++peer) {
+      EXPECT(call.peers.input[peer] == job.inputs[peer][0].data);
+      EXPECT(call.peers.output[peer] == job.outputs[peer][0].data);
+      EXPECT(call.peers.pad[peer] == launched[0].call.peers.pad[peer]);
+      EXPECT_EQ(call.peers.pad[peer]->epoch[0], 0);  // Zeroed.
+    }
+    EXPECT(call.peers.scratch[0] == nullptr);
+  }
+  EXPECT(fake::TakeLog().empty());
+}
+
+TEST(ScratchOfTheKernel) {
+  fake::Reset();
+  Xla xla;
+  Job job(&xla, AllReduce(2));
+  EXPECT(!job.Instantiate());
+  EXPECT(fake::AllWell(job.Run()));
+  const auto launched = fake::TakeLaunched();
+  EXPECT_EQ(launched.size(), 2);
+  for (const auto& [call, stream, device] : launched) {
+    EXPECT(call.kernel == Kernel::kAllReduceOneShotLL);  // 32 bytes.
+    EXPECT(call.peers.scratch[0] != nullptr && call.peers.scratch[1] != nullptr);
+    EXPECT(call.peers.scratch[1] == launched[0].call.peers.scratch[1]);
+  }
+}
+
+TEST(RanksAreThePlacesInTheGroup) {
+  fake::Reset();
+  Xla xla;
+  Attributes attributes = AllReduce(2, "two_shot");
+  attributes["groups"] = std::vector<int64_t>{2, 0, 3, 1};
+  Job job(&xla, attributes);
+  EXPECT(!job.Instantiate());
+  EXPECT(fake::AllWell(job.Run()));
+  const auto launched = fake::TakeLaunched();  // By device.
+  EXPECT_EQ(launched.size(), 4);
+  if (launched.size() != 4) return;
+  const int rank_of[] = {1, 1, 0, 0}, other[] = {2, 3, 0, 1};
+  for (int device = 0; device < 4; ++device) {
+    const auto& peers = launched[device].call.peers;
+    EXPECT_EQ(peers.rank, rank_of[device]);
+    EXPECT(peers.input[peers.rank] == job.inputs[device][0].data);
+    EXPECT(peers.input[1 - peers.rank] == job.inputs[other[device]][0].data);
+  }
+}
+
+TEST(BuffersMustBeThoseDescribed) {
+  fake::Reset();
+  Xla xla;
+  Job job(&xla, AllReduce(2));
+  EXPECT(!job.Instantiate());
+  job.inputs[0][0].shape = job.inputs[1][0].shape = {9};
+  EXPECT(fake::AllSay(job.Run(), "buffers of 36 and 32 bytes, not 32 and 32"));
+  job.inputs[0].clear();
+  job.inputs[1].clear();
+  EXPECT(fake::AllSay(job.Run(), "0 operands and 1 results, not 1 and 1"));
+}
+
+TEST(StagesOutOfOrder) {
+  fake::Reset();
+  Xla xla;
+  Job job(&xla, AllReduce(2));
+  EXPECT(!job.Instantiate());
+  EXPECT(fake::AllSay(job.Stage(XLA_FFI_ExecutionStage_EXECUTE), "did not initialize"));
+  EXPECT(fake::AllSay(job.Stage(XLA_FFI_ExecutionStage_INITIALIZE), "was not requested"));
+}
+
+TEST(TheExtensionKeepsItsStages) {
+  fake::Reset();
+  Xla xla;
+  const std::vector<int64_t> groups = {0, 1};
+  auto error_in = [&](XLA_FFI_ExecutionStage stage, auto call) {
+    const auto extension = fake::NewExtension(&xla, 0, stage);
+    XlaCollectives collectives(
+        fake::Api(),
+        reinterpret_cast<const XLA_FFI_Collectives_Extension*>(fake::Base(extension.get())), groups,
+        2, 2);
+    const std::optional<Failure> failure = call(collectives);
+    return failure ? failure->message : "ok";
+  };
+  auto request = [](XlaCollectives& xla) { return xla.RequestCommunicator(); };
+  auto get = [](XlaCollectives& xla) {
+    auto got = xla.GetCommunicator();
+    auto* failure = std::get_if<Failure>(&got);
+    return failure ? std::optional<Failure>(*failure) : std::nullopt;
+  };
+  auto get_window = [&](XlaCollectives& xla) {
+    auto got = xla.GetWindow(&groups);
+    auto* failure = std::get_if<Failure>(&got);
+    return failure ? std::optional<Failure>(*failure) : std::nullopt;
+  };
+  auto request_windows = [&](XlaCollectives& xla) { return xla.RequestWindows({{&groups, 8}}); };
+  const auto prepare = XLA_FFI_ExecutionStage_PREPARE, execute = XLA_FFI_ExecutionStage_EXECUTE;
+  EXPECT(Says(error_in(prepare, request_windows), "was not requested before"));
+  EXPECT(Says(error_in(execute, get), "was not requested"));
+  EXPECT_EQ(error_in(prepare, request), "ok");
+  EXPECT_EQ(error_in(prepare, request_windows), "ok");
+  EXPECT(Says(error_in(prepare, get), "jcoll: XLA says: only available after"));
+  EXPECT(Says(error_in(prepare, get_window), "only available after"));
+  EXPECT(Says(error_in(execute, request), "only available during the prepare stage"));
+  EXPECT(Says(error_in(execute, request_windows), "only available during the prepare stage"));
+  EXPECT_EQ(error_in(execute, get), "ok");
+  EXPECT_EQ(error_in(execute, get_window), "ok");
+}
+
+TEST(NoExtension) {
+  fake::Reset();
+  Xla xla;
+  xla.has_extension = false;
+  Job job(&xla, AllReduce(2));
+  EXPECT(!job.Instantiate());
+  const auto errors = job.Run();
+  EXPECT(fake::AllSay(errors, "called at train.py:42: XLA lends no communicators here"));
+  EXPECT(fake::AllSay(errors, "use algorithm=\"xla\""));
+}
+
+TEST(ExtensionOfAnotherVersion) {
+  fake::Reset();
+  Xla other;
+  other.major_version = 1;
+  Job job(&other, AllReduce(2));
+  EXPECT(!job.Instantiate());
+  EXPECT(fake::AllSay(job.Run(), "version mismatch for Collectives: actual(1.2)"));
+  Xla older;
+  older.minor_version = 0;
+  Job job_of_older(&older, AllReduce(2));
+  EXPECT(!job_of_older.Instantiate());
+  EXPECT(fake::AllSay(job_of_older.Run(), "version mismatch"));
+  Xla later;
+  later.minor_version = 9;
+  Job job_of_later(&later, AllReduce(2));
+  EXPECT(!job_of_later.Instantiate());
+  EXPECT(fake::AllWell(job_of_later.Run()));
+}
+
+TEST(NothingToDo) {
+  fake::Reset();
+  Xla xla;
+  Attributes attributes = AllReduce(2);
+  attributes["count"] = int64_t{0};
+  Job job(&xla, attributes);
+  EXPECT(!job.Instantiate());
+  EXPECT(fake::AllWell(job.Run()));
+  EXPECT(fake::TakeLaunched().empty());
+  EXPECT(job.group()->host_calls(0).empty());
+}

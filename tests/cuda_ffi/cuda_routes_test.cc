@@ -1,0 +1,523 @@
+// What is done where something is missing: windows, peers' addresses, NVLink, multicast, kernels.
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "check.h"
+#include "job.h"
+
+namespace {
+
+using fake::AllReduce;
+using fake::Attributes;
+using fake::HostCall;
+using fake::Job;
+using fake::Xla;
+using jcoll::gpu::Kernel;
+
+// What NCCL was called for on behalf of the program, and not of jcoll.
+std::vector<HostCall> UserCalls(Job& job, int rank) {
+  std::vector<HostCall> calls = job.group()->host_calls(rank);
+  const auto is_ours = [&](const HostCall& call) { return call.stream != job.streams[rank]; };
+  calls.erase(std::remove_if(calls.begin(), calls.end(), is_ours), calls.end());
+  return calls;
+}
+
+// `program` is run by NCCL, with this said.
+void ExpectHostCalls(Job& job, const std::string& because) {
+  EXPECT(!job.Instantiate());
+  const auto errors = job.Run();
+  EXPECT_EQ(fake::Join(errors), fake::Join(fake::Errors(job.num_ranks())));
+  EXPECT(fake::TakeLaunched().empty());
+  for (int rank = 0; rank < job.num_ranks(); ++rank) {
+    const auto calls = UserCalls(job, rank);
+    EXPECT_EQ(calls.size(), 1);
+    if (calls.empty()) continue;
+    EXPECT_EQ(calls[0].name, "AllReduce");
+    EXPECT_EQ(calls[0].count, 8);
+    EXPECT(calls[0].from == job.inputs[rank][0].data && calls[0].to == job.outputs[rank][0].data);
+  }
+  const auto log = fake::TakeLog();
+  EXPECT_EQ(log.size(), 1);  // Once, and not by every rank.
+  EXPECT(fake::Has(log, "jcoll.all_reduce is done by NCCL: "));
+  EXPECT(fake::Has(log, because));
+  // An algorithm that was asked for by name is not replaced in silence.
+  Attributes named = job.attributes;
+  named["algorithm"] = "one_shot";
+  Job of_name(job.xla, named);
+  EXPECT(!of_name.Instantiate());
+  const auto refusals = of_name.Run();
+  EXPECT(fake::AllSay(refusals, "algorithm 'one_shot' cannot serve this call on CUDA"));
+  EXPECT(fake::AllSay(refusals, because));
+}
+
+// A kernel works on copies of the arrays.
+void ExpectStaging(Job& job, const std::string& because) {
+  EXPECT(!job.Instantiate());
+  for (int rank = 0; rank < job.num_ranks(); ++rank) {
+    std::memset(job.inputs[rank][0].data, rank + 1, 32);
+  }
+  const auto errors = job.Run();
+  EXPECT_EQ(fake::Join(errors), fake::Join(fake::Errors(job.num_ranks())));
+  const auto launched = fake::TakeLaunched();
+  EXPECT_EQ(static_cast<int>(launched.size()), job.num_ranks());
+  for (const auto& [call, stream, device] : launched) {
+    for (int peer = 0; peer < job.num_ranks(); ++peer) {
+      EXPECT(call.peers.input[peer] == launched[0].call.peers.input[peer]);
+      EXPECT(call.peers.output[peer] == launched[0].call.peers.output[peer]);
+      EXPECT(call.peers.input[peer] != job.inputs[peer][0].data);
+    }
+    // The arrays went in, and what was in the staged output came out.
+    EXPECT_EQ(std::memcmp(call.peers.input[device], job.inputs[device][0].data, 32), 0);
+    EXPECT_EQ(std::memcmp(call.peers.output[device], job.outputs[device][0].data, 32), 0);
+    EXPECT_EQ(*static_cast<float*>(job.outputs[device][0].data), 0.0f);
+  }
+  const auto log = fake::TakeLog();
+  EXPECT_EQ(log.size(), 1);
+  EXPECT(fake::Has(log, "copies of the arrays"));
+  EXPECT(fake::Has(log, because));
+}
+
+}  // namespace
+
+TEST(ExtensionWithoutWindows) {
+  fake::Reset();
+  Xla xla;
+  xla.minor_version = 1;
+  Job job(&xla, AllReduce(3, "two_shot"));
+  ExpectStaging(job, "this jaxlib offers no windows");
+  EXPECT_EQ(xla.num_window_requests(), 0);
+}
+
+TEST(MemoryThatCannotBeShared) {
+  fake::Reset();
+  fake::devices().is_shareable = false;
+  Xla xla;
+  Job job(&xla, AllReduce(3, "two_shot"));
+  ExpectStaging(job, "memory that cannot be shared");
+  EXPECT_EQ(xla.num_window_requests(), 0);
+}
+
+TEST(OneRankIsRefusedWindows) {
+  fake::Reset();
+  Xla xla;
+  xla.refuses_windows[1] = "not in collective memory";
+  Job job(&xla, AllReduce(3, "two_shot"));
+  ExpectStaging(job, "not in collective memory");
+  // Having agreed on that, nobody asks again.
+  const int requests = xla.num_window_requests();
+  EXPECT_EQ(requests, 2);
+  EXPECT(fake::AllWell(job.Run()));
+  EXPECT_EQ(xla.num_window_requests(), requests);
+}
+
+TEST(OneRankHasNoWindow) {
+  fake::Reset();
+  Xla xla;
+  xla.loses_windows[2] = "registration failed";
+  Job job(&xla, AllReduce(3, "two_shot"));
+  ExpectStaging(job, "registration failed");
+}
+
+TEST(ResultReplacesOperand) {
+  fake::Reset();
+  Xla xla;
+  Job job(&xla, AllReduce(2, "two_shot"));
+  job.outputs = job.inputs;
+  EXPECT(!job.Instantiate());
+  EXPECT(fake::AllWell(job.Run()));
+  EXPECT(fake::Has(fake::TakeLog(), "the result replaces the operand"));
+}
+
+TEST(StagingIsShared) {
+  fake::Reset();
+  Xla xla;
+  xla.minor_version = 1;
+  Job first(&xla, AllReduce(2, "two_shot"));
+  EXPECT(!first.Instantiate());
+  EXPECT(fake::AllWell(first.Run()));
+  const auto after_first = first.group()->registered_nbytes(0);
+  EXPECT_EQ(after_first.size(), 3);  // Pads, inputs, outputs.
+  Job second(&xla, first.attributes);
+  EXPECT(!second.Instantiate());
+  EXPECT(fake::AllWell(second.Run()));
+  EXPECT_EQ(first.group()->registered_nbytes(0).size(), 3);
+  // A larger one: twice as much at least. Recorded graphs may still use what there was.
+  Attributes larger = first.attributes;
+  larger["count"] = int64_t{1025};
+  Job third(&xla, larger);
+  EXPECT(!third.Instantiate());
+  EXPECT(fake::AllWell(third.Run()));
+  const auto nbytes = first.group()->registered_nbytes(0);
+  EXPECT_EQ(nbytes.size(), 5);
+  EXPECT_EQ(nbytes.back(), 8192);
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT(first.group()->registered_nbytes(rank) == nbytes);
+  }
+  fake::TakeLaunched();
+  EXPECT(fake::AllWell(first.Run()));
+  EXPECT(fake::AllWell(third.Run()));
+  const auto launched = fake::TakeLaunched();
+  EXPECT(launched[0].call.peers.input[0] != launched[1].call.peers.input[0]);
+}
+
+TEST(StagingHasALimit) {
+  fake::Reset();
+  Xla xla;
+  xla.minor_version = 1;
+  Attributes attributes = AllReduce(2);
+  attributes["count"] = (int64_t{256} << 20) / 4 + 1;
+  Job job(&xla, attributes);
+  EXPECT(!job.Instantiate());
+  EXPECT(fake::AllWell(job.Run()));
+  EXPECT_EQ(UserCalls(job, 0).size(), 1);
+  EXPECT(fake::Has(fake::TakeLog(), "more than 256 MiB"));
+}
+
+TEST(NcclWithoutPeerPointers) {
+  fake::Reset();
+  fake::nccl::SetApi(fake::OldNccl());
+  Xla xla;
+  Job job(&xla, AllReduce(3));
+  ExpectHostCalls(job, "NCCL 2.27.3 does not tell the addresses of peers' memory (2.29.0 does)");
+  EXPECT_EQ(xla.num_window_requests(), 0);
+}
+
+TEST(NoNccl) {
+  fake::Reset();
+  fake::nccl::SetApi(nullptr);
+  Xla xla;
+  Job job(&xla, AllReduce(2));
+  EXPECT(!job.Instantiate());
+  EXPECT(fake::AllSay(job.Run(), "NCCL (libnccl.so.2) was not found"));
+}
+
+TEST(NotAllReachEachOther) {
+  fake::Reset();
+  Xla xla;
+  xla.make_group = [](fake::Group* group) { group->domain_size = 2; };
+  Job job(&xla, AllReduce(4));
+  ExpectHostCalls(job, "not all ranks of the group reach each other's memory");
+}
+
+TEST(RegistrationFailsOnOneRank) {
+  fake::Reset();
+  Xla xla;
+  xla.make_group = [](fake::Group* group) { group->registration_fails_on = 1; };
+  Job job(&xla, AllReduce(3));
+  ExpectHostCalls(job, "ncclCommWindowRegister of NCCL 2.29.3 failed");
+}
+
+TEST(AllocationFailsOnOneRank) {
+  fake::Reset();
+  fake::devices().allocation_fails_on = 2;
+  Xla xla;
+  Job job(&xla, AllReduce(3));
+  ExpectHostCalls(job, "ncclMemAlloc of NCCL 2.29.3 failed");
+}
+
+TEST(ScratchCannotBeHad) {
+  fake::Reset();
+  Xla xla;
+  Job pads(&xla, AllReduce(2, "two_shot"));
+  EXPECT(!pads.Instantiate());
+  EXPECT(fake::AllWell(pads.Run()));
+  fake::devices().allocation_fails_on = 1;
+  Attributes attributes = pads.attributes;
+  attributes["algorithm"] = "direct";
+  Job job(&xla, attributes);
+  EXPECT(!job.Instantiate());
+  const auto errors = job.Run();  // On all ranks, and none waits.
+  EXPECT(fake::AllSay(errors, "ncclMemAlloc of NCCL 2.29.3 failed"));
+  EXPECT(errors[0] && errors[0]->find("on rank 1: ") != std::string::npos);
+}
+
+TEST(MoreRanksThanAKernelServes) {
+  fake::Reset();
+  Xla xla;
+  Job job(&xla, AllReduce(jcoll::gpu::kMaxRanks + 1));
+  ExpectHostCalls(job, "the group has 73 ranks, and kernels serve at most 72");
+}
+
+TEST(OldDevice) {
+  fake::Reset();
+  fake::devices().facts[1] = {75, 40};
+  Xla xla;
+  Job job(&xla, AllReduce(2));
+  EXPECT(!job.Instantiate());
+  EXPECT(fake::AllWell(job.Run()));
+  EXPECT(fake::Has(fake::TakeLog(), "compute capability 7.5, and kernels need 8.0"));
+}
+
+TEST(DevicesOfDifferentKinds) {
+  fake::Reset();
+  fake::devices().facts[0] = {90, 132};
+  fake::devices().facts[1] = {80, 20};
+  Xla xla;
+  xla.make_group = [](fake::Group* group) { group->has_multicast = true; };
+  Job job(&xla, AllReduce(2, "two_shot"));
+  EXPECT(!job.Instantiate());
+  EXPECT(fake::AllWell(job.Run()));
+  for (const auto& [call, stream, device] : fake::TakeLaunched()) {
+    EXPECT_EQ(call.num_blocks, 20);                 // The least: all resident everywhere.
+    EXPECT(call.peers.multicast_input == nullptr);  // Which sm_80 has not.
+  }
+  EXPECT(fake::Has(fake::TakeLog(), "GPUs of different kinds"));
+}
+
+TEST(Multimem) {
+  fake::Reset();
+  for (int device = 0; device < 2; ++device) fake::devices().facts[device] = {90, 132};
+  Xla xla;
+  xla.make_group = [](fake::Group* group) { group->has_multicast = true; };
+  Job job(&xla, AllReduce(2, "multimem"));
+  EXPECT(!job.Instantiate());
+  EXPECT(fake::AllWell(job.Run()));
+  for (const auto& [call, stream, device] : fake::TakeLaunched()) {
+    EXPECT(call.kernel == Kernel::kAllReduceMultimemOneShot);
+    EXPECT(call.peers.multicast_input == fake::MulticastAddress(fake::kWindowOffset));
+    EXPECT(call.peers.multicast_output == fake::MulticastAddress(fake::kWindowOffset));
+  }
+  Attributes large = AllReduce(2);
+  large["count"] = int64_t{1} << 20;
+  Job direct(&xla, large);
+  EXPECT(!direct.Instantiate());
+  EXPECT(fake::AllWell(direct.Run()));
+  EXPECT(fake::TakeLaunched()[0].call.kernel == Kernel::kAllReduceMultimemTwoShot);
+}
+
+TEST(MultimemIsMissing) {
+  fake::Reset();
+  for (int device = 0; device < 2; ++device) fake::devices().facts[device] = {90, 132};
+  Xla xla;  // The question for the multicast address fails.
+  Job job(&xla, AllReduce(2, "multimem"));
+  EXPECT(!job.Instantiate());
+  EXPECT(fake::AllSay(job.Run(), "'multimem' cannot serve this call on CUDA: multimem needs NVLS"));
+}
+
+TEST(DirectBySize) {
+  fake::Reset();
+  Xla xla;
+  struct Row {
+    int num_ranks;
+    int64_t count;
+    Kernel kernel;
+  };
+  for (const Row& row :
+       {Row{2, 8192, Kernel::kAllReduceOneShotLL}, Row{2, 8193, Kernel::kAllReduceOneShot},
+        Row{2, 1 << 20, Kernel::kAllReduceOneShot}, Row{4, 8193, Kernel::kAllReduceOneShot},
+        Row{4, 1 << 20, Kernel::kAllReduceTwoShot}, Row{8, 4096, Kernel::kAllReduceOneShotLL},
+        Row{8, 65536, Kernel::kAllReduceOneShot}, Row{8, 65537, Kernel::kAllReduceTwoShot}}) {
+    Attributes attributes = AllReduce(row.num_ranks);
+    attributes["count"] = row.count;
+    Job job(&xla, attributes);
+    EXPECT(!job.Instantiate());
+    EXPECT(fake::AllWell(job.Run()));
+    const auto launched = fake::TakeLaunched();
+    EXPECT_EQ(static_cast<int>(launched.size()), row.num_ranks);
+    if (!launched.empty()) EXPECT(launched[0].call.kernel == row.kernel);
+  }
+}
+
+TEST(AKernelThatRefuses) {
+  fake::Reset();
+  Xla xla;
+  fake::Refuse(Kernel::kAllReduceOneShotLL);
+  Job other_kernel(&xla, AllReduce(2));
+  EXPECT(!other_kernel.Instantiate());
+  EXPECT(fake::AllWell(other_kernel.Run()));
+  EXPECT(fake::TakeLaunched()[0].call.kernel == Kernel::kAllReduceTwoShot);
+  fake::Refuse(Kernel::kAllReduceTwoShot);
+  fake::Refuse(Kernel::kAllReduceOneShot);
+  Job by_nccl(&xla, AllReduce(2));
+  ExpectHostCalls(by_nccl, "kernel refuses the call");
+  // And a type that NCCL does not add either.
+  Attributes shorts = AllReduce(2);
+  shorts["dtype"] = "int16";
+  Job nothing(&xla, shorts);
+  nothing.inputs[0][0].dtype = nothing.inputs[1][0].dtype = XLA_FFI_DataType_S16;
+  nothing.outputs[0][0].dtype = nothing.outputs[1][0].dtype = XLA_FFI_DataType_S16;
+  EXPECT(!nothing.Instantiate());
+  EXPECT(fake::AllSay(nothing.Run(), "NCCL does not reduce int16"));
+}
+
+TEST(PlansNeedTheirProgram) {
+  fake::Reset();
+  Xla xla;
+  Attributes attributes = AllReduce(2, "ring");
+  attributes["plan_op"] = "all_reduce";
+  Job job(&xla, attributes);
+  EXPECT(!job.Instantiate());
+  EXPECT(fake::AllSay(job.Run(), "algorithm 'ring' cannot serve this call on CUDA: there is no"));
+}
+
+TEST(EveryOpByNccl) {
+  fake::Reset();
+  fake::nccl::SetApi(fake::OldNccl());
+  struct Row {
+    const char *op, *reduce_op, *dtype;
+    HostCall call;  // All but the buffers.
+  };
+  using namespace jcoll::gpu::nccl;
+  for (const Row& row : {
+           Row{"all_reduce", "mean", "float32", {"AllReduce", 8, kFloat32, kAvg, -1, 0, 0, 0}},
+           Row{"all_reduce", "min", "int32", {"AllReduce", 8, kInt32, kMin, -1, 0, 0, 0}},
+           Row{"all_reduce", "max", "uint32", {"AllReduce", 8, kUint32, kMax, -1, 0, 0, 0}},
+           Row{"reduce_scatter",
+               "prod",
+               "float32",
+               {"ReduceScatter", 8, kFloat32, kProd, -1, 0, 0, 0}},
+           Row{"all_gather", "", "float32", {"AllGather", 32, kUint8, -1, -1, 0, 0, 0}},
+           Row{"broadcast", "", "int32", {"Broadcast", 32, kUint8, -1, 1, 0, 0, 0}},
+       }) {
+    Xla xla;
+    Attributes attributes = AllReduce(2);
+    attributes["op"] = row.op;
+    attributes["reduce_op"] = row.reduce_op;
+    attributes["dtype"] = row.dtype;
+    if (std::string(row.op) == "broadcast") attributes["root"] = int64_t{1};
+    Job job(&xla, attributes);
+    EXPECT(!job.Instantiate());
+    const auto errors = job.Run();
+    EXPECT_EQ(fake::Join(errors), fake::Join(fake::Errors(2)));
+    for (int rank = 0; rank < 2; ++rank) {
+      const auto calls = UserCalls(job, rank);
+      EXPECT_EQ(calls.size(), 1);
+      if (calls.empty()) continue;
+      EXPECT_EQ(calls[0].name, row.call.name);
+      EXPECT_EQ(calls[0].count, row.call.count);
+      EXPECT_EQ(calls[0].type, row.call.type);
+      EXPECT_EQ(calls[0].op, row.call.op);
+      EXPECT_EQ(calls[0].peer, row.call.peer);
+      EXPECT(calls[0].from == job.inputs[rank][0].data);
+      EXPECT(calls[0].to == job.outputs[rank][0].data);
+    }
+  }
+}
+
+TEST(AllToAllByNccl) {
+  fake::Reset();
+  fake::nccl::SetApi(fake::OldNccl());
+  Xla xla;
+  Attributes attributes = AllReduce(3);
+  attributes["op"] = "all_to_all";
+  attributes["reduce_op"] = "";
+  attributes["dtype"] = "float8_e3m4";  // A type that only moves.
+  Job job(&xla, attributes);
+  for (int rank = 0; rank < 3; ++rank) {
+    job.inputs[rank][0].dtype = job.outputs[rank][0].dtype = XLA_FFI_DataType_F8E3M4;
+  }
+  EXPECT(!job.Instantiate());
+  EXPECT(fake::AllWell(job.Run()));
+  for (int rank = 0; rank < 3; ++rank) {
+    const auto calls = UserCalls(job, rank);
+    EXPECT_EQ(calls.size(), 6);
+    for (size_t i = 0; i < calls.size(); ++i) {
+      const int peer = static_cast<int>(i / 2);
+      EXPECT_EQ(calls[i].name, i % 2 == 0 ? "Send" : "Recv");
+      EXPECT_EQ(calls[i].count, 8);
+      EXPECT_EQ(calls[i].peer, peer);
+      const char* from = static_cast<char*>(job.inputs[rank][0].data) + 8 * peer;
+      const char* to = static_cast<char*>(job.outputs[rank][0].data) + 8 * peer;
+      EXPECT(i % 2 == 0 ? calls[i].from == from : calls[i].to == to);
+    }
+  }
+}
+
+TEST(ComplexByNccl) {
+  fake::Reset();
+  fake::nccl::SetApi(fake::OldNccl());
+  Xla xla;
+  Attributes attributes = AllReduce(2);
+  attributes["dtype"] = "complex64";
+  attributes["count"] = int64_t{4};
+  auto run = [&](const char* reduce_op, Job* job) {
+    for (int rank = 0; rank < 2; ++rank) {
+      job->inputs[rank][0].dtype = job->outputs[rank][0].dtype = XLA_FFI_DataType_C64;
+    }
+    EXPECT(!job->Instantiate());
+    (void)reduce_op;
+    return job->Run();
+  };
+  attributes["count"] = int64_t{8};
+  Job sum(&xla, attributes);
+  EXPECT(fake::AllWell(run("sum", &sum)));
+  EXPECT_EQ(UserCalls(sum, 0).at(0).count, 16);
+  EXPECT_EQ(UserCalls(sum, 0).at(0).type, jcoll::gpu::nccl::kFloat32);
+  attributes["reduce_op"] = "prod";
+  Job prod(&xla, attributes);
+  EXPECT(fake::AllSay(run("prod", &prod), "NCCL has no complex numbers"));
+}
+
+TEST(Barrier) {
+  Attributes attributes = AllReduce(2);
+  attributes["op"] = "barrier";
+  attributes["reduce_op"] = "";
+  attributes["dtype"] = "int4";  // Whatever it is, it is handed through.
+  fake::Reset();
+  Xla xla;
+  Job job(&xla, attributes);
+  EXPECT(!job.Instantiate());
+  std::memset(job.inputs[1][0].data, 7, 32);
+  EXPECT(fake::AllWell(job.Run()));
+  EXPECT_EQ(xla.num_window_requests(), 0);
+  EXPECT_EQ(std::memcmp(job.inputs[1][0].data, job.outputs[1][0].data, 32), 0);
+  const auto launched = fake::TakeLaunched();
+  EXPECT_EQ(launched.size(), 2);
+  for (const auto& each : launched) EXPECT(each.call.kernel == Kernel::kBarrier);
+
+  fake::nccl::SetApi(fake::OldNccl());
+  attributes["communication_id"] = fake::NewCommunicationId();
+  Job by_nccl(&xla, attributes);
+  EXPECT(!by_nccl.Instantiate());
+  EXPECT(fake::AllWell(by_nccl.Run()));
+  const auto calls = UserCalls(by_nccl, 0);
+  EXPECT_EQ(calls.size(), 1);
+  EXPECT_EQ(calls.at(0).name, "AllReduce");
+  EXPECT_EQ(calls.at(0).count, 1);
+  EXPECT(calls.at(0).to != by_nccl.outputs[0][0].data);
+}
+
+TEST(Ragged) {
+  fake::Reset();
+  Attributes attributes = AllReduce(2);
+  attributes["op"] = "ragged_all_to_all";
+  attributes["reduce_op"] = "";
+  attributes["count"] = int64_t{0};
+  attributes["row_nbytes"] = int64_t{8};
+  attributes["updates_per_rank"] = int64_t{1};
+  attributes["input_rows"] = int64_t{5};
+  attributes["output_rows"] = int64_t{7};
+  for (const int minor_version : {2, 1}) {  // With windows, and staged.
+    Xla xla;
+    xla.minor_version = minor_version;
+    attributes["communication_id"] = fake::NewCommunicationId();
+    Job job(&xla, attributes);
+    std::memset(job.inputs[1][1].data, 9, 56);
+    EXPECT(!job.Instantiate());
+    const auto errors = job.Run();
+    EXPECT_EQ(fake::Join(errors), fake::Join(fake::Errors(2)));
+    const auto launched = fake::TakeLaunched();
+    EXPECT_EQ(launched.size(), 2);
+    if (launched.size() != 2) continue;
+    const auto& call = launched[1].call;
+    EXPECT(call.kernel == Kernel::kRaggedAllToAll);
+    EXPECT(call.rows.input_offsets == job.inputs[1][2].data);
+    EXPECT(call.rows.send_sizes == job.inputs[1][3].data);
+    EXPECT(call.rows.output_offsets == job.inputs[1][4].data);
+    EXPECT(call.rows.recv_sizes == job.inputs[1][5].data);
+    EXPECT(call.rows.is_int64);
+    EXPECT_EQ(call.rows.row_nbytes, 8);
+    EXPECT_EQ(call.rows.output_rows, 7);
+    // Rows that nobody sends keep what the operand has.
+    EXPECT_EQ(std::memcmp(call.peers.output[1], job.inputs[1][1].data, 56), 0);
+    EXPECT_EQ(std::memcmp(job.outputs[1][0].data, job.inputs[1][1].data, 56), 0);
+  }
+  fake::nccl::SetApi(fake::OldNccl());
+  Xla xla;
+  attributes["communication_id"] = fake::NewCommunicationId();
+  Job job(&xla, attributes);
+  EXPECT(!job.Instantiate());
+  EXPECT(fake::AllSay(job.Run(), "need the counts on the host"));
+}

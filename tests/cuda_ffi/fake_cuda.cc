@@ -1,0 +1,112 @@
+#include "fake_cuda.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "cuda/ffi/device.h"
+
+// Defined here only; cudaStream_t points to it.
+struct CUstream_st {
+  std::mutex mu;
+  std::deque<fake::Step> steps;
+};
+
+namespace fake {
+namespace {
+
+thread_local int t_device = 0;
+
+std::mutex g_mu;
+
+}  // namespace
+
+Devices& devices() {
+  static Devices devices;
+  return devices;
+}
+
+int current_device() { return t_device; }
+
+cudaStream_t NewStream() {
+  static auto* streams = new std::vector<std::unique_ptr<CUstream_st>>();
+  std::lock_guard<std::mutex> lock(g_mu);
+  streams->push_back(std::make_unique<CUstream_st>());
+  return streams->back().get();
+}
+
+void Enqueue(cudaStream_t stream, Step step) {
+  std::lock_guard<std::mutex> lock(stream->mu);
+  stream->steps.push_back(std::move(step));
+}
+
+bool Advance(cudaStream_t stream) {
+  std::lock_guard<std::mutex> lock(stream->mu);
+  while (!stream->steps.empty() && stream->steps.front()()) stream->steps.pop_front();
+  return stream->steps.empty();
+}
+
+void* NewMemory(size_t nbytes) {
+  static auto* all = new std::vector<std::unique_ptr<char[]>>();
+  std::lock_guard<std::mutex> lock(g_mu);
+  all->push_back(std::make_unique<char[]>(nbytes + 1));
+  std::memset(all->back().get(), 0xa5, nbytes);  // Not zero, as nobody said that it is.
+  return all->back().get();
+}
+
+}  // namespace fake
+
+namespace jcoll::gpu::device {
+
+Scoped::Scoped(int ordinal) : saved_(fake::t_device) { fake::t_device = ordinal; }
+Scoped::~Scoped() { fake::t_device = saved_; }
+
+std::optional<Failure> Check(const char* what, cudaError_t error) {
+  if (error == cudaSuccess) return std::nullopt;
+  return Failure{FailureCode::kInternal, std::string("jcoll: ") + what + " failed"};
+}
+
+std::optional<Failure> GetFacts(DeviceFacts* facts) {
+  const auto& known = fake::devices().facts;
+  const auto found = known.find(fake::t_device);
+  if (found != known.end()) *facts = found->second;
+  return std::nullopt;
+}
+
+std::optional<Failure> Allocate(size_t nbytes, void** memory) {
+  *memory = fake::NewMemory(nbytes);
+  return std::nullopt;
+}
+
+std::optional<Failure> AllocateHost(size_t nbytes, void** host, void** device) {
+  *host = *device = fake::NewMemory(nbytes);
+  std::memset(*host, 0, nbytes);
+  return std::nullopt;
+}
+
+std::optional<Failure> NewStream(cudaStream_t* stream) {
+  *stream = fake::NewStream();
+  return std::nullopt;
+}
+
+bool IsShareable(const void*) { return fake::devices().is_shareable; }
+
+std::optional<Failure> Copy(void* to, const void* from, size_t nbytes, cudaStream_t stream) {
+  fake::Enqueue(stream, [=] { return std::memcpy(to, from, nbytes), true; });
+  return std::nullopt;
+}
+
+std::optional<Failure> Zero(void* memory, size_t nbytes, cudaStream_t stream) {
+  fake::Enqueue(stream, [=] { return std::memset(memory, 0, nbytes), true; });
+  return std::nullopt;
+}
+
+std::optional<Failure> IsDone(cudaStream_t stream, bool* is_done) {
+  *is_done = fake::Advance(stream);
+  return std::nullopt;
+}
+
+}  // namespace jcoll::gpu::device

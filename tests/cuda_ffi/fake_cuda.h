@@ -1,0 +1,35 @@
+// A CUDA runtime on the host, as far as cuda/ffi/device.h asks for one. Memory is the host's; a
+// stream is a queue that goes on when somebody asks whether it is done.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <map>
+#include <set>
+
+#include "cuda/kernels/launch.h"
+
+namespace fake {
+
+// What the devices are like, and what fails. Set between runs.
+struct Devices {
+  std::map<int, jcoll::gpu::DeviceFacts> facts;  // By ordinal; others: the default.
+  bool is_shareable = true;                      // XLA's memory.
+  int allocation_fails_on = -1;                  // ncclMemAlloc, on a device.
+};
+Devices& devices();
+
+// The calling thread's current device.
+int current_device();
+
+// Of a stream: true once the operation is done, which may depend on other ranks.
+using Step = std::function<bool()>;
+void Enqueue(cudaStream_t stream, Step step);
+cudaStream_t NewStream();
+// Runs what can be run; whether nothing is left.
+bool Advance(cudaStream_t stream);
+
+// Memory that lives as long as the process, as a device's would.
+void* NewMemory(size_t nbytes);
+
+}  // namespace fake

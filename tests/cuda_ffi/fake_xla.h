@@ -1,0 +1,101 @@
+// XLA's side of its FFI: the functions and call frames that a handler sees, and the extension
+// "Collectives" for ranks that are threads of this process. The logical id of a device is its
+// ordinal.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "cuda/ffi/call_site.h"
+#include "fake_nccl.h"
+#include "xla/ffi/api/c_api.h"
+
+namespace fake {
+
+// Where in a window a region begins: real windows are whole allocations, in which buffers lie
+// somewhere.
+constexpr size_t kWindowOffset = 512;
+
+using Attribute = std::variant<std::string, double, int64_t, std::vector<int64_t>>;
+using Attributes = std::map<std::string, Attribute>;
+
+struct Array {
+  XLA_FFI_DataType dtype = XLA_FFI_DataType_F32;
+  std::vector<int64_t> shape;
+  void* data = nullptr;
+};
+
+// The runtime: what its extension is like, and the communicators that it has made.
+class Xla {
+ public:
+  // Set before it is used.
+  bool has_extension = true;
+  int major_version = 0, minor_version = 2;
+  std::map<int, std::string> refuses_windows;  // request_window fails, by device.
+  std::map<int, std::string> loses_windows;    // get_window fails, by device.
+  void (*make_group)(Group*) = nullptr;        // Spoils a communicator that is made.
+
+  // The communicator of these devices, and the rank of one of them.
+  std::shared_ptr<Group> GroupOf(const std::vector<int64_t>& ids, int64_t communication_id);
+  // XLA makes the communicators anew when it is next asked, as after a failure.
+  void ForgetCommunicators();
+  // XLA frees its windows. Handles are used again.
+  void ForgetWindows();
+  int num_window_requests();
+
+ private:
+  friend struct ExtensionFunctions;
+  struct Key {
+    std::vector<int64_t> ids;
+    int64_t communication_id;
+    bool operator<(const Key& other) const {
+      return std::tie(ids, communication_id) < std::tie(other.ids, other.communication_id);
+    }
+  };
+  std::mutex mu_;
+  std::map<Key, std::shared_ptr<Group>> groups_;
+  std::vector<std::shared_ptr<Group>> former_groups_;
+  // Of a group and a rank, in the order of the requests.
+  std::map<std::pair<Group*, int>, std::vector<std::pair<const char*, size_t>>> regions_;
+  int num_window_requests_ = 0;
+};
+
+// The extension as one call of a handler sees it.
+struct ExtensionOfCall;
+std::unique_ptr<ExtensionOfCall, void (*)(ExtensionOfCall*)> NewExtension(
+    Xla* xla, int device, XLA_FFI_ExecutionStage stage);
+const XLA_FFI_Extension* Base(const ExtensionOfCall* extension);
+
+// One custom call of a compiled program.
+class Instruction {
+ public:
+  Instruction(Xla* xla, Attributes attributes);
+  ~Instruction();
+
+  // The stages. What the handler said if it failed: the code's number and the text.
+  std::optional<std::string> Instantiate();
+  std::optional<std::string> Run(XLA_FFI_ExecutionStage stage, int device,
+                                 const std::vector<Array>& inputs,
+                                 const std::vector<Array>& outputs, cudaStream_t stream = nullptr);
+  // Prepare, Initialize, Execute until one fails; with the stream's work done at the end.
+  std::optional<std::string> RunAll(int device, const std::vector<Array>& inputs,
+                                    const std::vector<Array>& outputs, cudaStream_t stream);
+
+ private:
+  Xla* xla_;
+  Attributes attributes_;
+  void* state_ = nullptr;
+};
+
+const XLA_FFI_Api* Api();
+// As XLA asks when a handler is registered: the traits of the execute stage.
+XLA_FFI_Metadata MetadataOf(XLA_FFI_ExecutionStage stage);
+
+}  // namespace fake

@@ -1,0 +1,174 @@
+#include "job.h"
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <utility>
+
+#include "cuda/ffi/log_once.h"
+
+namespace fake {
+namespace {
+
+using jcoll::gpu::Kernel;
+
+int64_t Int(const Attributes& attributes, const char* name) {
+  return std::get<int64_t>(attributes.at(name));
+}
+
+Array NewArray(int64_t count, XLA_FFI_DataType dtype = XLA_FFI_DataType_F32, int64_t width = 4) {
+  // With room before it for the rest of a window.
+  char* memory = static_cast<char*>(NewMemory(kWindowOffset + count * width));
+  return {dtype, {count}, memory + kWindowOffset};
+}
+
+// The sizes that the op has for a count; see handler.h.
+std::pair<int64_t, int64_t> Sizes(const Attributes& attributes) {
+  const int64_t count = Int(attributes, "count"), ranks = Int(attributes, "group_size");
+  const auto& op = std::get<std::string>(attributes.at("op"));
+  if (op == "reduce_scatter") return {count * ranks, count};
+  if (op == "all_gather") return {count, count * ranks};
+  if (op == "all_to_all") return {count * ranks, count * ranks};
+  if (op == "ragged_all_to_all") {
+    const int64_t width = Int(attributes, "row_nbytes") / 4;
+    return {Int(attributes, "input_rows") * width, Int(attributes, "output_rows") * width};
+  }
+  return {count, count};
+}
+
+struct Log {
+  std::mutex mu;
+  std::vector<std::string> texts;
+};
+Log& log() {
+  static Log* log = new Log();
+  return *log;
+}
+
+}  // namespace
+
+int64_t NewCommunicationId() {
+  static std::atomic<int64_t> next{2};
+  return next++;
+}
+
+Attributes AllReduce(int num_ranks, const std::string& algorithm) {
+  std::vector<int64_t> groups(num_ranks);
+  for (int rank = 0; rank < num_ranks; ++rank) groups[rank] = rank;
+  return {
+      {"op", "all_reduce"},
+      {"algorithm", algorithm},
+      {"axis", "'x'"},
+      {"call_site", "train.py:42"},
+      {"signature", "float32[8]"},
+      {"dtype", "float32"},
+      {"timeout_s", 20.0},
+      {"nbytes", int64_t{32}},
+      {"reduce_op", "sum"},
+      {"count", int64_t{8}},
+      {"root", int64_t{-1}},
+      {"groups", groups},
+      {"group_size", int64_t{num_ranks}},
+      {"communication_id", NewCommunicationId()},
+      {"plan_op", ""},
+  };
+}
+
+Job::Job(Xla* runtime, Attributes given)
+    : xla(runtime),
+      attributes(std::move(given)),
+      instruction(std::make_unique<Instruction>(runtime, attributes)) {
+  const auto [in, out] = Sizes(attributes);
+  const size_t ranks = std::get<std::vector<int64_t>>(attributes.at("groups")).size();
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    inputs.push_back({NewArray(in)});
+    outputs.push_back({NewArray(out)});
+    streams.push_back(NewStream());
+    if (std::get<std::string>(attributes.at("op")) != "ragged_all_to_all") continue;
+    inputs.back().push_back(NewArray(out));
+    for (int i = 0; i < 4; ++i) {
+      inputs.back().push_back(
+          NewArray(Int(attributes, "group_size"), XLA_FFI_DataType_S64, sizeof(int64_t)));
+    }
+  }
+}
+
+std::shared_ptr<Group> Job::group() const {
+  const auto& groups = std::get<std::vector<int64_t>>(attributes.at("groups"));
+  const int64_t size = Int(attributes, "group_size");
+  return xla->GroupOf({groups.begin(), groups.begin() + size}, Int(attributes, "communication_id"));
+}
+
+Errors Job::Stage(XLA_FFI_ExecutionStage stage) {
+  Errors errors(num_ranks());
+  OnAll(num_ranks(), [&](int rank) {
+    errors[rank] = instruction->Run(stage, rank, inputs[rank], outputs[rank], streams[rank]);
+    if (stage != XLA_FFI_ExecutionStage_EXECUTE) return;
+    while (!Advance(streams[rank])) std::this_thread::yield();
+  });
+  return errors;
+}
+
+Errors Job::Run() {
+  Errors errors;
+  for (const auto stage : {XLA_FFI_ExecutionStage_PREPARE, XLA_FFI_ExecutionStage_INITIALIZE,
+                           XLA_FFI_ExecutionStage_EXECUTE}) {
+    errors = Stage(stage);
+    if (!AllWell(errors)) break;
+  }
+  return errors;
+}
+
+Errors Job::RunOn(const std::vector<int>& ranks) {
+  Errors errors(num_ranks());
+  OnAll(static_cast<int>(ranks.size()), [&](int i) {
+    const int rank = ranks[i];
+    errors[rank] = instruction->RunAll(rank, inputs[rank], outputs[rank], streams[rank]);
+  });
+  return errors;
+}
+
+bool AllWell(const Errors& errors) {
+  return std::none_of(errors.begin(), errors.end(), [](const auto& e) { return e.has_value(); });
+}
+
+bool AllSay(const Errors& errors, const std::string& part) {
+  return std::all_of(errors.begin(), errors.end(), [&part](const auto& e) {
+    return e.has_value() && e->find(part) != std::string::npos;
+  });
+}
+
+std::string Join(const Errors& errors) {
+  std::string text;
+  for (size_t rank = 0; rank < errors.size(); ++rank) {
+    text += "\n  rank " + std::to_string(rank) + ": " + errors[rank].value_or("ok");
+  }
+  return text;
+}
+
+std::vector<std::string> TakeLog() {
+  std::lock_guard<std::mutex> lock(log().mu);
+  return std::exchange(log().texts, {});
+}
+
+bool Has(const std::vector<std::string>& texts, const std::string& part) {
+  return std::any_of(texts.begin(), texts.end(), [&part](const std::string& text) {
+    return text.find(part) != std::string::npos;
+  });
+}
+
+void Reset() {
+  nccl::SetApi(NewNccl());
+  devices() = {};
+  Refuse(Kernel::kAllReduceOneShotLL, false);
+  Refuse(Kernel::kAllReduceOneShot, false);
+  Refuse(Kernel::kAllReduceTwoShot, false);
+  TakeLaunched();
+  jcoll::gpu::SetLogSink([](const std::string& text) {
+    std::lock_guard<std::mutex> lock(log().mu);
+    log().texts.push_back(text);
+  });
+  TakeLog();
+}
+
+}  // namespace fake
