@@ -176,14 +176,14 @@ def works(v: Any) -> Any:
 
 def run(case: Callable[[], Any], mesh: Any, x: Any) -> None:
     mine = case()[0 if rank.ME == ODD else 1]
-    texts = []
-    seconds = 0.0
-    for f in mine if isinstance(mine, tuple) else (mine,):
-        fn = rank.program(named(f, case.__name__), mesh).lower(x).compile()
-        text, took, _ = rank.failing(fn, x)
-        texts.append(text)
-        seconds = max(seconds, took)
-    rank.report(case.__name__, texts=texts, seconds=seconds)
+    calls = [
+        rank.program(named(f, case.__name__), mesh).lower(x).compile()
+        for f in (mine if isinstance(mine, tuple) else (mine,))
+    ]
+    failures = [rank.failing(fn, x) for fn in calls]
+    texts = [text for text, _, _ in failures]
+    _, seconds, at = failures[0]
+    rank.report(case.__name__, texts=texts, began=at - seconds, ended=failures[-1][2])
 
 
 def tries(check: Callable, x: Any) -> list[str]:
