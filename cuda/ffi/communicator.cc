@@ -138,9 +138,9 @@ std::optional<Failure> Communicator::AllWell(const std::optional<Failure>& mine,
       std::find_if(all.begin(), all.end(), [](const Verdict& v) { return !v.is_well; });
   if (ill == all.end()) return std::nullopt;
   const int rank = static_cast<int>(ill - all.begin());
-  if (rank == rank_) return mine;  // Not cut to length.
+  const std::string text = rank == rank_ ? mine->message : ill->text;  // Not cut to length here.
   return Failure{static_cast<FailureCode>(ill->code),
-                 "on rank " + std::to_string(rank) + ": " + ill->text};
+                 "on rank " + std::to_string(rank) + ": " + text};
 }
 
 }  // namespace jcoll::gpu

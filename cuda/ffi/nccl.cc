@@ -3,6 +3,8 @@
 #include <dlfcn.h>
 
 #include <mutex>
+#include <optional>
+#include <utility>
 
 namespace jcoll::gpu::nccl {
 namespace {
@@ -47,7 +49,7 @@ Failure Unusable(const char* library, const std::string& what) {
 
 struct Loaded {
   std::mutex mu;
-  const Api* api = nullptr;  // Never freed: calls in flight hold the pointer.
+  std::optional<std::variant<const Api*, Failure>> api;
 };
 Loaded& GetLoaded() {
   static Loaded* loaded = new Loaded();  // XLA's threads may outlive static destructors.
@@ -101,18 +103,18 @@ std::variant<Api, Failure> Load(const char* library) {
 std::variant<const Api*, Failure> Get() {
   Loaded& loaded = GetLoaded();
   std::lock_guard<std::mutex> lock(loaded.mu);
-  if (loaded.api == nullptr) {
-    auto found = Load("libnccl.so.2");
-    if (auto* failure = std::get_if<Failure>(&found)) return *failure;
-    loaded.api = new Api(std::get<Api>(found));
-  }
-  return loaded.api;
+  if (loaded.api) return *loaded.api;
+  auto found = Load("libnccl.so.2");
+  if (auto* failure = std::get_if<Failure>(&found)) return *failure;
+  const Api* api = new Api(std::get<Api>(found));  // Never freed: calls in flight hold it.
+  loaded.api = api;
+  return api;
 }
 
-void SetApi(const Api* api) {
+void Set(std::variant<const Api*, Failure> api) {
   Loaded& loaded = GetLoaded();
   std::lock_guard<std::mutex> lock(loaded.mu);
-  loaded.api = api;
+  loaded.api = std::move(api);
 }
 
 }  // namespace jcoll::gpu::nccl

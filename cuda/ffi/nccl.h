@@ -74,7 +74,7 @@ std::variant<Api, Failure> Load(const char* library);
 
 // The process's NCCL, loaded at the first call that succeeds.
 std::variant<const Api*, Failure> Get();
-// What Get returns from now on; for tests. It must live as long as the process.
-void SetApi(const Api* api);
+// What Get returns from now on; for tests.
+void Set(std::variant<const Api*, Failure> api);
 
 }  // namespace jcoll::gpu::nccl

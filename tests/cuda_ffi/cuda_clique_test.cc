@@ -11,6 +11,7 @@ namespace {
 using fake::AllReduce;
 using fake::Attributes;
 using fake::Job;
+using fake::With;
 using fake::Xla;
 using jcoll::gpu::CheckHealth;
 using jcoll::gpu::ErrorKind;
@@ -85,9 +86,7 @@ TEST(RegistrationsInTheSameOrder) {
   const Attributes attributes = AllReduce(4);
   std::vector<std::unique_ptr<Job>> jobs;
   for (const int64_t count : {8, 3000, 100000, 3000}) {
-    Attributes larger = attributes;
-    larger["count"] = count;
-    jobs.push_back(std::make_unique<Job>(&xla, larger));
+    jobs.push_back(std::make_unique<Job>(&xla, With(attributes, {{"count", count}})));
     EXPECT(!jobs.back()->Instantiate());
   }
   // Every rank runs the programs in the same order, but at its own pace.
@@ -128,9 +127,7 @@ TEST(OtherProgramOnOneRank) {
   fake::Reset();
   Xla xla;
   Job job(&xla, AllReduce(3, "two_shot"));
-  Attributes other = job.attributes;
-  other["reduce_op"] = "max";
-  Job deviant(&xla, other);
+  Job deviant(&xla, With(job.attributes, {{"reduce_op", "max"}}));
   EXPECT(!job.Instantiate());
   EXPECT(!deviant.Instantiate());
   fake::Errors errors(3);
@@ -147,9 +144,7 @@ TEST(OtherProgramOnOneRank) {
 TEST(ARankThatDoesNotCome) {
   fake::Reset();
   Xla xla;
-  Attributes attributes = AllReduce(3);
-  attributes["timeout_s"] = 0.05;
-  Job job(&xla, attributes);
+  Job job(&xla, With(AllReduce(3), {{"timeout_s", 0.05}}));
   EXPECT(!job.Instantiate());
   const auto errors = job.RunOn({0, 2});
   EXPECT(Says(errors[0].value_or("ok"),

@@ -12,6 +12,7 @@ using fake::AllReduce;
 using fake::Attribute;
 using fake::Attributes;
 using fake::Job;
+using fake::With;
 using fake::Xla;
 using jcoll::Failure;
 using jcoll::gpu::Kernel;
@@ -20,9 +21,7 @@ using jcoll::gpu::XlaCollectives;
 // What Instantiate says to attributes of which one is another.
 std::string ErrorWith(const std::string& name, const Attribute& value) {
   Xla xla;
-  Attributes attributes = AllReduce(4);
-  attributes[name] = value;
-  return fake::Instruction(&xla, attributes).Instantiate().value_or("ok");
+  return fake::Instruction(&xla, With(AllReduce(4), {{name, value}})).Instantiate().value_or("ok");
 }
 
 bool Says(const std::string& text, const std::string& part) {
@@ -55,10 +54,7 @@ TEST(EveryAttributeIsNeeded) {
     const Attribute other = is_text ? Attribute(int64_t{1}) : Attribute("1");
     EXPECT(Says(ErrorWith(name, other), "'" + name + "' is missing or malformed"));
   }
-  Attributes ragged = AllReduce(4);
-  ragged["op"] = "ragged_all_to_all";
-  Xla xla;
-  EXPECT(Says(fake::Instruction(&xla, ragged).Instantiate().value_or("ok"), "'row_nbytes'"));
+  EXPECT(Says(ErrorWith("op", "ragged_all_to_all"), "'row_nbytes'"));
 }
 
 TEST(BadAttributes) {
@@ -80,11 +76,9 @@ TEST(BadAttributes) {
   EXPECT(Says(ErrorWith("reduce_op", ""), "reduce_op '' for this op"));
   EXPECT(Says(ErrorWith("dtype", "int4"), "do not reduce int4"));
   EXPECT_EQ(ErrorWith("timeout_s", 0.0), "ok");
-  Attributes broadcast = AllReduce(4);
-  broadcast["op"] = "broadcast";
-  broadcast["reduce_op"] = "";
-  broadcast["root"] = int64_t{4};
   Xla xla;
+  const auto broadcast =
+      With(AllReduce(4), {{"op", "broadcast"}, {"reduce_op", ""}, {"root", int64_t{4}}});
   EXPECT(
       Says(fake::Instruction(&xla, broadcast).Instantiate().value_or("ok"), "root 4 is no rank"));
 }
@@ -92,9 +86,7 @@ TEST(BadAttributes) {
 TEST(KernelOnUserBuffers) {
   fake::Reset();
   Xla xla;
-  Attributes attributes = AllReduce(4, "two_shot");
-  attributes["timeout_s"] = 1.5;
-  Job job(&xla, attributes);
+  Job job(&xla, With(AllReduce(4, "two_shot"), {{"timeout_s", 1.5}}));
   EXPECT(!job.Instantiate());
   EXPECT_EQ(fake::Join(job.Run()), fake::Join(fake::Errors(4)));
   const auto launched = fake::TakeLaunched();
@@ -139,9 +131,7 @@ TEST(ScratchOfTheKernel) {
 TEST(RanksAreThePlacesInTheGroup) {
   fake::Reset();
   Xla xla;
-  Attributes attributes = AllReduce(2, "two_shot");
-  attributes["groups"] = std::vector<int64_t>{2, 0, 3, 1};
-  Job job(&xla, attributes);
+  Job job(&xla, With(AllReduce(2, "two_shot"), {{"groups", std::vector<int64_t>{2, 0, 3, 1}}}));
   EXPECT(!job.Instantiate());
   EXPECT(fake::AllWell(job.Run()));
   const auto launched = fake::TakeLaunched();  // By device.
@@ -248,9 +238,7 @@ TEST(ExtensionOfAnotherVersion) {
 TEST(NothingToDo) {
   fake::Reset();
   Xla xla;
-  Attributes attributes = AllReduce(2);
-  attributes["count"] = int64_t{0};
-  Job job(&xla, attributes);
+  Job job(&xla, With(AllReduce(2), {{"count", int64_t{0}}}));
   EXPECT(!job.Instantiate());
   EXPECT(fake::AllWell(job.Run()));
   EXPECT(fake::TakeLaunched().empty());

@@ -13,6 +13,7 @@ using fake::AllReduce;
 using fake::Attributes;
 using fake::HostCall;
 using fake::Job;
+using fake::With;
 using fake::Xla;
 using jcoll::gpu::Kernel;
 
@@ -43,9 +44,7 @@ void ExpectHostCalls(Job& job, const std::string& because) {
   EXPECT(fake::Has(log, "jcoll.all_reduce is done by NCCL: "));
   EXPECT(fake::Has(log, because));
   // An algorithm that was asked for by name is not replaced in silence.
-  Attributes named = job.attributes;
-  named["algorithm"] = "one_shot";
-  Job of_name(job.xla, named);
+  Job of_name(job.xla, With(job.attributes, {{"algorithm", "one_shot"}}));
   EXPECT(!of_name.Instantiate());
   const auto refusals = of_name.Run();
   EXPECT(fake::AllSay(refusals, "algorithm 'one_shot' cannot serve this call on CUDA"));
@@ -144,9 +143,7 @@ TEST(StagingIsShared) {
   EXPECT(fake::AllWell(second.Run()));
   EXPECT_EQ(first.group()->registered_nbytes(0).size(), 3);
   // A larger one: twice as much at least. Recorded graphs may still use what there was.
-  Attributes larger = first.attributes;
-  larger["count"] = int64_t{1025};
-  Job third(&xla, larger);
+  Job third(&xla, With(first.attributes, {{"count", int64_t{1025}}}));
   EXPECT(!third.Instantiate());
   EXPECT(fake::AllWell(third.Run()));
   const auto nbytes = first.group()->registered_nbytes(0);
@@ -166,9 +163,7 @@ TEST(StagingHasALimit) {
   fake::Reset();
   Xla xla;
   xla.minor_version = 1;
-  Attributes attributes = AllReduce(2);
-  attributes["count"] = (int64_t{256} << 20) / 4 + 1;
-  Job job(&xla, attributes);
+  Job job(&xla, With(AllReduce(2), {{"count", (int64_t{256} << 20) / 4 + 1}}));
   EXPECT(!job.Instantiate());
   EXPECT(fake::AllWell(job.Run()));
   EXPECT_EQ(UserCalls(job, 0).size(), 1);
@@ -177,7 +172,7 @@ TEST(StagingHasALimit) {
 
 TEST(NcclWithoutPeerPointers) {
   fake::Reset();
-  fake::nccl::SetApi(fake::OldNccl());
+  fake::nccl::Set(fake::OldNccl());
   Xla xla;
   Job job(&xla, AllReduce(3));
   ExpectHostCalls(job, "NCCL 2.27.3 does not tell the addresses of peers' memory (2.29.0 does)");
@@ -186,11 +181,11 @@ TEST(NcclWithoutPeerPointers) {
 
 TEST(NoNccl) {
   fake::Reset();
-  fake::nccl::SetApi(nullptr);
+  fake::nccl::Set(jcoll::Failure{jcoll::FailureCode::kInternal, "NCCL was not found"});
   Xla xla;
   Job job(&xla, AllReduce(2));
   EXPECT(!job.Instantiate());
-  EXPECT(fake::AllSay(job.Run(), "NCCL (libnccl.so.2) was not found"));
+  EXPECT(fake::AllSay(job.Run(), "13 NCCL was not found"));
 }
 
 TEST(NotAllReachEachOther) {
@@ -224,9 +219,7 @@ TEST(ScratchCannotBeHad) {
   EXPECT(!pads.Instantiate());
   EXPECT(fake::AllWell(pads.Run()));
   fake::devices().allocation_fails_on = 1;
-  Attributes attributes = pads.attributes;
-  attributes["algorithm"] = "direct";
-  Job job(&xla, attributes);
+  Job job(&xla, With(pads.attributes, {{"algorithm", "direct"}}));
   EXPECT(!job.Instantiate());
   const auto errors = job.Run();  // On all ranks, and none waits.
   EXPECT(fake::AllSay(errors, "ncclMemAlloc of NCCL 2.29.3 failed"));
@@ -279,9 +272,7 @@ TEST(Multimem) {
     EXPECT(call.peers.multicast_input == fake::MulticastAddress(fake::kWindowOffset));
     EXPECT(call.peers.multicast_output == fake::MulticastAddress(fake::kWindowOffset));
   }
-  Attributes large = AllReduce(2);
-  large["count"] = int64_t{1} << 20;
-  Job direct(&xla, large);
+  Job direct(&xla, With(AllReduce(2), {{"count", int64_t{1} << 20}}));
   EXPECT(!direct.Instantiate());
   EXPECT(fake::AllWell(direct.Run()));
   EXPECT(fake::TakeLaunched()[0].call.kernel == Kernel::kAllReduceMultimemTwoShot);
@@ -309,9 +300,7 @@ TEST(DirectBySize) {
         Row{2, 1 << 20, Kernel::kAllReduceOneShot}, Row{4, 8193, Kernel::kAllReduceOneShot},
         Row{4, 1 << 20, Kernel::kAllReduceTwoShot}, Row{8, 4096, Kernel::kAllReduceOneShotLL},
         Row{8, 65536, Kernel::kAllReduceOneShot}, Row{8, 65537, Kernel::kAllReduceTwoShot}}) {
-    Attributes attributes = AllReduce(row.num_ranks);
-    attributes["count"] = row.count;
-    Job job(&xla, attributes);
+    Job job(&xla, With(AllReduce(row.num_ranks), {{"count", row.count}}));
     EXPECT(!job.Instantiate());
     EXPECT(fake::AllWell(job.Run()));
     const auto launched = fake::TakeLaunched();
@@ -333,9 +322,7 @@ TEST(AKernelThatRefuses) {
   Job by_nccl(&xla, AllReduce(2));
   ExpectHostCalls(by_nccl, "kernel refuses the call");
   // And a type that NCCL does not add either.
-  Attributes shorts = AllReduce(2);
-  shorts["dtype"] = "int16";
-  Job nothing(&xla, shorts);
+  Job nothing(&xla, With(AllReduce(2), {{"dtype", "int16"}}));
   nothing.inputs[0][0].dtype = nothing.inputs[1][0].dtype = XLA_FFI_DataType_S16;
   nothing.outputs[0][0].dtype = nothing.outputs[1][0].dtype = XLA_FFI_DataType_S16;
   EXPECT(!nothing.Instantiate());
@@ -345,16 +332,14 @@ TEST(AKernelThatRefuses) {
 TEST(PlansNeedTheirProgram) {
   fake::Reset();
   Xla xla;
-  Attributes attributes = AllReduce(2, "ring");
-  attributes["plan_op"] = "all_reduce";
-  Job job(&xla, attributes);
+  Job job(&xla, With(AllReduce(2, "ring"), {{"plan_op", "all_reduce"}}));
   EXPECT(!job.Instantiate());
   EXPECT(fake::AllSay(job.Run(), "algorithm 'ring' cannot serve this call on CUDA: there is no"));
 }
 
 TEST(EveryOpByNccl) {
   fake::Reset();
-  fake::nccl::SetApi(fake::OldNccl());
+  fake::nccl::Set(fake::OldNccl());
   struct Row {
     const char *op, *reduce_op, *dtype;
     HostCall call;  // All but the buffers.
@@ -372,12 +357,10 @@ TEST(EveryOpByNccl) {
            Row{"broadcast", "", "int32", {"Broadcast", 32, kUint8, -1, 1, 0, 0, 0}},
        }) {
     Xla xla;
-    Attributes attributes = AllReduce(2);
-    attributes["op"] = row.op;
-    attributes["reduce_op"] = row.reduce_op;
-    attributes["dtype"] = row.dtype;
-    if (std::string(row.op) == "broadcast") attributes["root"] = int64_t{1};
-    Job job(&xla, attributes);
+    Job job(&xla, With(AllReduce(2), {{"op", row.op},
+                                      {"reduce_op", row.reduce_op},
+                                      {"dtype", row.dtype},
+                                      {"root", int64_t{1}}}));
     EXPECT(!job.Instantiate());
     const auto errors = job.Run();
     EXPECT_EQ(fake::Join(errors), fake::Join(fake::Errors(2)));
@@ -398,13 +381,11 @@ TEST(EveryOpByNccl) {
 
 TEST(AllToAllByNccl) {
   fake::Reset();
-  fake::nccl::SetApi(fake::OldNccl());
+  fake::nccl::Set(fake::OldNccl());
   Xla xla;
-  Attributes attributes = AllReduce(3);
-  attributes["op"] = "all_to_all";
-  attributes["reduce_op"] = "";
-  attributes["dtype"] = "float8_e3m4";  // A type that only moves.
-  Job job(&xla, attributes);
+  // A type that only moves.
+  Job job(&xla,
+          With(AllReduce(3), {{"op", "all_to_all"}, {"reduce_op", ""}, {"dtype", "float8_e3m4"}}));
   for (int rank = 0; rank < 3; ++rank) {
     job.inputs[rank][0].dtype = job.outputs[rank][0].dtype = XLA_FFI_DataType_F8E3M4;
   }
@@ -427,34 +408,27 @@ TEST(AllToAllByNccl) {
 
 TEST(ComplexByNccl) {
   fake::Reset();
-  fake::nccl::SetApi(fake::OldNccl());
+  fake::nccl::Set(fake::OldNccl());
   Xla xla;
-  Attributes attributes = AllReduce(2);
-  attributes["dtype"] = "complex64";
-  attributes["count"] = int64_t{4};
-  auto run = [&](const char* reduce_op, Job* job) {
+  auto run = [](Job& job) {
     for (int rank = 0; rank < 2; ++rank) {
-      job->inputs[rank][0].dtype = job->outputs[rank][0].dtype = XLA_FFI_DataType_C64;
+      job.inputs[rank][0].dtype = job.outputs[rank][0].dtype = XLA_FFI_DataType_C64;
     }
-    EXPECT(!job->Instantiate());
-    (void)reduce_op;
-    return job->Run();
+    EXPECT(!job.Instantiate());
+    return job.Run();
   };
-  attributes["count"] = int64_t{8};
-  Job sum(&xla, attributes);
-  EXPECT(fake::AllWell(run("sum", &sum)));
+  Job sum(&xla, With(AllReduce(2), {{"dtype", "complex64"}}));
+  EXPECT(fake::AllWell(run(sum)));
   EXPECT_EQ(UserCalls(sum, 0).at(0).count, 16);
   EXPECT_EQ(UserCalls(sum, 0).at(0).type, jcoll::gpu::nccl::kFloat32);
-  attributes["reduce_op"] = "prod";
-  Job prod(&xla, attributes);
-  EXPECT(fake::AllSay(run("prod", &prod), "NCCL has no complex numbers"));
+  Job prod(&xla, With(AllReduce(2), {{"dtype", "complex64"}, {"reduce_op", "prod"}}));
+  EXPECT(fake::AllSay(run(prod), "NCCL has no complex numbers"));
 }
 
 TEST(Barrier) {
-  Attributes attributes = AllReduce(2);
-  attributes["op"] = "barrier";
-  attributes["reduce_op"] = "";
-  attributes["dtype"] = "int4";  // Whatever it is, it is handed through.
+  // Whatever the operand is, it is handed through.
+  const auto attributes =
+      With(AllReduce(2), {{"op", "barrier"}, {"reduce_op", ""}, {"dtype", "int4"}});
   fake::Reset();
   Xla xla;
   Job job(&xla, attributes);
@@ -467,9 +441,8 @@ TEST(Barrier) {
   EXPECT_EQ(launched.size(), 2);
   for (const auto& each : launched) EXPECT(each.call.kernel == Kernel::kBarrier);
 
-  fake::nccl::SetApi(fake::OldNccl());
-  attributes["communication_id"] = fake::NewCommunicationId();
-  Job by_nccl(&xla, attributes);
+  fake::nccl::Set(fake::OldNccl());
+  Job by_nccl(&xla, With(attributes, {{"communication_id", fake::NewCommunicationId()}}));
   EXPECT(!by_nccl.Instantiate());
   EXPECT(fake::AllWell(by_nccl.Run()));
   const auto calls = UserCalls(by_nccl, 0);
@@ -481,19 +454,17 @@ TEST(Barrier) {
 
 TEST(Ragged) {
   fake::Reset();
-  Attributes attributes = AllReduce(2);
-  attributes["op"] = "ragged_all_to_all";
-  attributes["reduce_op"] = "";
-  attributes["count"] = int64_t{0};
-  attributes["row_nbytes"] = int64_t{8};
-  attributes["updates_per_rank"] = int64_t{1};
-  attributes["input_rows"] = int64_t{5};
-  attributes["output_rows"] = int64_t{7};
+  const Attributes ragged = {{"op", "ragged_all_to_all"},
+                             {"reduce_op", ""},
+                             {"count", int64_t{0}},
+                             {"row_nbytes", int64_t{8}},
+                             {"updates_per_rank", int64_t{1}},
+                             {"input_rows", int64_t{5}},
+                             {"output_rows", int64_t{7}}};
   for (const int minor_version : {2, 1}) {  // With windows, and staged.
     Xla xla;
     xla.minor_version = minor_version;
-    attributes["communication_id"] = fake::NewCommunicationId();
-    Job job(&xla, attributes);
+    Job job(&xla, With(AllReduce(2), ragged));
     std::memset(job.inputs[1][1].data, 9, 56);
     EXPECT(!job.Instantiate());
     const auto errors = job.Run();
@@ -514,10 +485,9 @@ TEST(Ragged) {
     EXPECT_EQ(std::memcmp(call.peers.output[1], job.inputs[1][1].data, 56), 0);
     EXPECT_EQ(std::memcmp(job.outputs[1][0].data, job.inputs[1][1].data, 56), 0);
   }
-  fake::nccl::SetApi(fake::OldNccl());
+  fake::nccl::Set(fake::OldNccl());
   Xla xla;
-  attributes["communication_id"] = fake::NewCommunicationId();
-  Job job(&xla, attributes);
+  Job job(&xla, With(AllReduce(2), ragged));
   EXPECT(!job.Instantiate());
   EXPECT(fake::AllSay(job.Run(), "need the counts on the host"));
 }

@@ -74,6 +74,12 @@ Attributes AllReduce(int num_ranks, const std::string& algorithm) {
   };
 }
 
+Attributes With(const Attributes& attributes, const Attributes& others) {
+  Attributes changed = others;
+  changed.insert(attributes.begin(), attributes.end());
+  return changed;
+}
+
 Job::Job(Xla* runtime, Attributes given)
     : xla(runtime),
       attributes(std::move(given)),
@@ -158,7 +164,7 @@ bool Has(const std::vector<std::string>& texts, const std::string& part) {
 }
 
 void Reset() {
-  nccl::SetApi(NewNccl());
+  nccl::Set(NewNccl());
   devices() = {};
   Refuse(Kernel::kAllReduceOneShotLL, false);
   Refuse(Kernel::kAllReduceOneShot, false);

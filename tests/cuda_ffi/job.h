@@ -27,6 +27,8 @@ void OnAll(int num_ranks, Fn fn) {
 // An all_reduce of 8 floats by `algorithm`, whose communicator no other job has.
 Attributes AllReduce(int num_ranks, const std::string& algorithm = "direct");
 int64_t NewCommunicationId();
+// `attributes` but for those in `others`.
+Attributes With(const Attributes& attributes, const Attributes& others);
 
 class Job {
  public:
