@@ -16,7 +16,7 @@ py := $(bin)/python
 native_sources := $(shell find csrc cmake) CMakeLists.txt pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test native-test sanitize lint lint-python lint-types lint-native format wheel bench build clean
+.PHONY: help demo test native-test sanitize model-check lint lint-python lint-types lint-native format wheel bench build clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -38,6 +38,9 @@ sanitize: $(VENV)/.deps-build ## Run the native tests under ASan+UBSan, then und
 	$(call ctest,build/asan)
 	$(call configure,build/tsan,thread)
 	$(call ctest,build/tsan)
+
+model-check: ## Check the models of the CUDA protocols (needs Debian's spin)
+	$(or $(PYTHON),python3) scripts/model_check.py --jobs $(JOBS)
 
 lint: lint-python lint-types lint-native ## Check style and types, changing nothing (-k: all of it)
 

@@ -69,7 +69,7 @@ HOLDING = [
     Case("all_reduce", "SHOTS=2 N=2 BLOCKS=2"),
     Case("all_reduce", "SHOTS=2 N=2", progress=True),
     Case("ll", "N=2 LINES=2"),
-    Case("ll", "N=3 LINES=2"),
+    Case("ll", "N=3 LINES=2 M=6"),
     Case("ll", "N=2 LINES=2", progress=True),
     Case("timeout", "N=2 THREADED=2 LAUNCHES=3"),
     Case("timeout", "N=3 LAUNCHES=2"),
@@ -102,12 +102,11 @@ BUGS = [
     Case("ll", "LINES=2", "BUG_ONE_HALF", DEADLOCK),
     Case("ll", "LINES=2", "BUG_HALVES_BY_SIZE", DEADLOCK),
     Case("ll", "LINES=2", "BUG_EMPTY_EXCHANGE", DEADLOCK),
-    Case("ll", "LINES=2", "BUG_ZERO_SKIPPED", DEADLOCK),
+    Case("ll", "LINES=2", "BUG_NO_BARRIER_AFTER_CLEANING", DEADLOCK),
+    Case("ll", "LINES=2", "BUG_NOT_CLEANED", ASSERTION),
     Case("ll", "LINES=2", "BUG_SECOND_FLAG_UNCHECKED", ASSERTION),
-    Case("ll", "LINES=2", "BUG_FLAG_ONLY_NONZERO", ASSERTION),
-    Case("ll", "LINES=2", "BUG_STARTS_AT_ZERO", ASSERTION),
-    Case("ll", "LINES=2", "BUG_NEVER_ALL_LINES", ASSERTION),
-    Case("ll", "LINES=2", "BUG_ALL_LINES_ONCE_A_LAP", ASSERTION),
+    Case("ll", "LINES=2", "BUG_ANY_FLAG", ASSERTION),
+    Case("ll", "LINES=2", "BUG_EPOCH_BEFORE", ASSERTION),
     Case("ll", "LINES=2", "BUG_READS_ROOT_ONLY", OVERRUN),
     Case("timeout", THREADS, "BUG_NO_DEADLINE", DEADLOCK),
     Case("timeout", THREADS, "BUG_THREAD_LEAVES_ALONE", DEADLOCK),
@@ -195,7 +194,10 @@ def search(case: Case, max_depth: int = MAX_DEPTH) -> Result:
 
         run("spin", "-a", *defines, str(MODELS / f"{case.model}.pml"))
         run(compiler(), optimize, "-w", flavour, f"-DMEMLIM={MEMORY_MIB}", "-o", "pan", "pan.c")
-        output = run("./pan", f"-m{max_depth}", *options)
+        try:
+            output = run("./pan", f"-m{max_depth}", *options)
+        except subprocess.TimeoutExpired:
+            output = f"no end after {TIMEOUT_S} s"
     return Result(verdict_of(output), states_in(output), time.monotonic() - start, output)
 
 

@@ -1,5 +1,5 @@
-/* all_reduce launch after launch on the same buffers: one-shot (SHOTS 1, all_reduce_one_shot.cu) and
- * two-shot in one go (SHOTS 2, all_reduce_two_shot.cu).
+/* all_reduce launch after launch on the same buffers: one-shot (SHOTS 1, all_reduce_one_shot.cu)
+ * and two-shot in one go (SHOTS 2, all_reduce_two_shot.cu).
  *
  * One process is block b of a rank; block b of all ranks work on the same tiles. In each launch:
  *

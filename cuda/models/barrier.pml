@@ -1,9 +1,9 @@
-/* The barrier, over and over: each rank writes the next version of its data, meets its peers, looks at
- * their data.
+/* The barrier, over and over: each rank writes the next version of its data, meets its peers, looks
+ * at their data.
  *
- * A rank is one block. The first THREADED ranks are modelled thread by thread: thread t signals peer t
- * and waits for it, thread `me` has no peer and does the work. The other ranks are one process
- * each, which does the same in sequence.
+ * A rank is one block. The first THREADED ranks are modelled thread by thread: thread t signals
+ * peer t and waits for it, thread `me` has no peer and does the work. The other ranks are one
+ * process each, which does the same in sequence.
  *
  * Proved: nobody leaves barrier k before all have entered it; the data that a peer wrote before
  * barrier k is there after it; nobody is more than one barrier ahead; no deadlock, so no lost
@@ -29,12 +29,6 @@ byte entered[N];  /* The number of the barrier that a rank is in, or was in last
 #define SYNC_AFTER skip
 #else
 #define SYNC_AFTER sync(arrived[me], phase[me], my_phase, N)
-#endif
-
-#ifdef BUG_LAUNCHES_OVERLAP
-#define END_LAUNCH skip
-#else
-#define END_LAUNCH sync(arrived[me], phase[me], my_phase, N)
 #endif
 
 #define NEXT_RANK(me) (((me) + 1) % N)
@@ -91,18 +85,21 @@ inline check_peers(me, k) {
   }
 }
 
-/* A launch has one barrier here. Threads read the pad's epoch when they start. */
+/* A launch has one barrier here. Threads read the pad's epoch when it starts. */
 proctype Signaller(byte me, peer) {
-  byte target;
+  byte target = 1;
   bool my_phase;
   do
-  :: target = ADD(epoch[me], 1);
-    SYNC_BEFORE;
+  :: SYNC_BEFORE;
     signal_peer(me, peer);
     wait_for_peer(me, peer);
+#ifdef BUG_LAUNCHES_OVERLAP
+    target = ADD(epoch[me], 1);
+    SYNC_AFTER
+#else
     SYNC_AFTER;
-    target = 0;
-    END_LAUNCH
+    target = ADD(epoch[me], 1)
+#endif
   od
 }
 
@@ -112,11 +109,10 @@ proctype Worker(byte me) {
   do
   :: enter(me, k);
     SYNC_BEFORE;
-    SYNC_AFTER;
     pass_epoch(me);
+    SYNC_AFTER;
 progress:
-    check_peers(me, k);
-    END_LAUNCH
+    check_peers(me, k)
   od
 }
 

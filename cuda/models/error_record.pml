@@ -1,9 +1,9 @@
 /* ErrorRecord (cuda/kernels/peer_table.h): WRITERS threads give up at about the same time, the host
- * polls. The fields are in host memory and are seen late; the release store of the last state carries
- * them.
+ * polls. The fields are in host memory and are seen late; the release store of the last state
+ * carries them.
  *
- * Proved: what the host reads are the fields of one thread, all of them; every thread comes to an end.
- */
+ * Proved: what the host reads are the fields of one thread, all of them; every thread comes to an
+ * end. */
 
 #ifndef WRITERS
 #define WRITERS 3

@@ -1,9 +1,10 @@
 /* What the models assume of memory: counters that wrap around, stores that are seen late.
  *
- * A store is not an event in time but an entry in the history of its location; who polls the location
- * sees entries in their order, but as late as it likes, and may skip some (they were overwritten
- * before it looked). That is coherence, and nothing more: stores to different locations, also those
- * of one thread, are seen in any order. What restores an order is what restores it on the device:
+ * A store is not an event in time but an entry in the history of its location; who polls the
+ * location sees entries in their order, but as late as it likes, and may skip some (they were
+ * overwritten before it looked). That is coherence, and nothing more: stores to different
+ * locations, also those of one thread, are seen in any order. What restores an order is what
+ * restores it on the device:
  *
  *   release  a fence before a store of a flag: the flag carries the version of the data that the
  *            fence covers;
@@ -20,7 +21,7 @@
 #define BLOCKS 1
 #endif
 #ifndef M
-#define M 8  /* counters are modulo M here, modulo 2^32 on the device; under 8, `raise` is ambiguous */
+#define M 8  /* Counters are modulo M here, modulo 2^32 on the device. `raise` needs at least 8. */
 #endif
 
 #define ADD(a, b) (((a) + (b)) % M)
@@ -36,7 +37,7 @@ inline raise(version, to) {
   fi
 }
 
-/* A load returns any version between the view and the last one written: all of them must be wanted. */
+/* A load returns any version from the view to the last one written: all of them must be wanted. */
 #define LOADS_ONLY(lowest, view, last) (SUB(view, lowest) <= 1 && SUB(last, lowest) <= 1)
 
 /* __syncthreads() of `count` threads, and likewise the end of a launch, which all its blocks reach

@@ -1,6 +1,6 @@
 /* The barrier of SignalPad (cuda/kernels/peer_table.h, signal.cuh): block b of every rank meets the
- * peers' block b. To arrive is to store one's epoch + 1 into inbox[b][me] of the peer's pad; to wait,
- * to poll one's own inbox[b][peer] for at least that. */
+ * peers' block b. To arrive is to store one's epoch + 1 into inbox[b][me] of the peer's pad; to
+ * wait, to poll one's own inbox[b][peer] for at least that. */
 
 #define BLOCK(rank, b) ((rank) * BLOCKS + (b))
 #define PAIR(rank, peer, b) (((rank) * N + (peer)) * BLOCKS + (b))
@@ -15,8 +15,9 @@ byte written[N * BLOCKS];
 byte fenced[N * BLOCKS];         /* The version that the block's last fence covers. */
 byte view[N * N * BLOCKS];       /* PAIR(reader, writer, b) */
 
-/* PAIR(owner, sender, b): stores on their way into the owner's inbox, {epoch, version}, and what the
- * owner saw last. A peer is at most one barrier ahead, so that two are enough: arrive() asserts it. */
+/* PAIR(owner, sender, b): stores on their way into the owner's inbox, {epoch, version}, and what
+ * the owner saw last. A peer is at most one barrier ahead, so that two are enough: arrive() asserts
+ * it. */
 chan on_the_way[N * N * BLOCKS] = [2] of { byte, byte };
 byte inbox[N * N * BLOCKS];
 byte carried[N * N * BLOCKS];

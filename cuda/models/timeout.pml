@@ -1,13 +1,13 @@
 /* The barrier with deadlines, when a rank stops: LAUNCHES launches of one barrier each, by ranks of
- * which the first THREADED are modelled thread by thread (see barrier.pml). At most one rank stops: it
- * does not launch, or some of its threads hang before they signal. A deadline may fire at any time: that
- * a rank is only slow must do no harm.
+ * which the first THREADED are modelled thread by thread (see barrier.pml). At most one rank stops:
+ * it does not launch, or some of its threads hang before they signal. A deadline may fire at any
+ * time: that a rank is only slow must do no harm.
  *
  * Who gives up tells all ranks by a store to `dead` in their pads, which they see late.
  *
  * Proved: a barrier returns success only if all ranks have entered it, so that with a rank that
- * stopped before it nobody succeeds; a launch with a barrier that failed is poisoned, and so are all
- * later ones; all threads of the other ranks come to an end. */
+ * stopped before it nobody succeeds; a launch with a barrier that failed is poisoned, and so are
+ * all later ones; all threads of the other ranks come to an end. */
 
 #include "memory.pml"
 #include "signal.pml"

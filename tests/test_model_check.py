@@ -1,0 +1,95 @@
+"""The models of the CUDA protocols, checked with spin; and that the check itself can fail."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+_spec = importlib.util.spec_from_file_location("model_check", ROOT / "scripts" / "model_check.py")
+assert _spec is not None and _spec.loader is not None
+model_check = importlib.util.module_from_spec(_spec)
+sys.modules["model_check"] = model_check  # dataclasses look their module up.
+_spec.loader.exec_module(model_check)
+
+Case = model_check.Case
+needs_spin = pytest.mark.skipif(
+    model_check.missing_tools() is not None, reason=str(model_check.missing_tools())
+)
+
+
+@needs_spin
+@pytest.mark.slow
+def test_all_models_hold_and_all_bugs_are_found(tmp_path, capsys):
+    report = tmp_path / "report.json"
+    code = model_check.main(["--json", str(report)])
+    assert code == 0, capsys.readouterr()
+    rows = json.loads(report.read_text())
+    assert len(rows) == len(model_check.HOLDING) + len(model_check.BUGS)
+    assert all(row["verdict"] == row["expected"] for row in rows)
+    assert sum(row["bug"] != "" for row in rows) >= 20
+
+
+@needs_spin
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("barrier", "N=2 THREADED=2"),
+        Case("barrier", "N=2 THREADED=2", "BUG_EQUALITY", model_check.DEADLOCK),
+        Case("ll", "LINES=2", "BUG_SECOND_FLAG_UNCHECKED", model_check.ASSERTION),
+        Case("ll", "LINES=2", "BUG_READS_ROOT_ONLY", model_check.OVERRUN),
+        Case("timeout", "THREADED=2", "BUG_RETRIES", model_check.LIVELOCK, progress=True),
+    ],
+    ids=str,
+)
+def test_verdict(case):
+    result = model_check.search(case)
+    assert result.verdict == case.expected, result.output
+    assert result.states > 0
+
+
+@needs_spin
+def test_search_that_is_cut_short_is_no_proof():
+    assert model_check.search(Case("barrier"), max_depth=50).verdict == model_check.INCOMPLETE
+
+
+def test_bug_that_is_not_found_fails_the_check(monkeypatch, capsys):
+    found_nothing = model_check.Result(model_check.HOLDS, 1, 0.0, "errors: 0")
+    monkeypatch.setattr(model_check, "missing_tools", lambda: None)
+    monkeypatch.setattr(model_check, "search", lambda case: found_nothing)
+    assert model_check.main([]) == 1
+    assert "FAILED: holds, expected deadlock" in capsys.readouterr().out
+
+
+def test_bug_that_is_not_listed_fails_the_check(monkeypatch, capsys):
+    monkeypatch.setattr(model_check, "missing_tools", lambda: None)
+    unlisted, *listed = model_check.BUGS
+    monkeypatch.setattr(model_check, "BUGS", listed)
+    assert model_check.main([]) == 1
+    assert unlisted.bug in capsys.readouterr().err
+
+
+def test_missing_spin_says_how_to_get_it(monkeypatch, capsys):
+    monkeypatch.setenv("PATH", "")
+    assert model_check.main([]) == 1
+    assert "apt-get install spin" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("output", "verdict"),
+    [
+        ("State-vector 112 byte, depth reached 9, errors: 0", "holds"),
+        ("error: max search depth too small\ndepth reached 9, errors: 0", "incomplete"),
+        ("pan: out of memory\nerrors: 0", "incomplete"),
+        ("pan: reached -DMEMLIM bound", "incomplete"),
+        ("", "incomplete"),
+        ("pan:1: invalid end state (at depth 9)", "deadlock"),
+        ("pan:1: assertion violated (x==y) (at depth 9)", "assertion"),
+        ("pan:1: assertion violated  !(q_full(c[0])) (at depth 9)", "overrun"),
+        ("pan:1: non-progress cycle (at depth 9)", "livelock"),
+    ],
+)
+def test_verdict_of_what_pan_prints(output, verdict):
+    assert model_check.verdict_of(output) == verdict
