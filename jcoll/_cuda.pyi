@@ -9,7 +9,7 @@ def architectures() -> list[str]:
     """What the kernels were compiled for: "sm_80", ..."""
 
 def check_health() -> list[str]:
-    """What devices have reported since the last call: one text for each error record."""
+    """What went wrong in kernels of this process since it began, a text for each; [] if nothing."""
 
 def set_default_timeout(seconds: float) -> None:
     """The deadline of the collectives that name none."""

@@ -30,6 +30,7 @@ COMMANDS = (
     Command("tune", "jcoll.cli_tune.command", "measure the algorithms here, for algorithm='auto'"),
     Command("explain", "jcoll.cli_tune.explain", "print what algorithm='auto' means for a call"),
     Command("launch", "jcoll.launch.command", "run a program in several processes, as one job"),
+    Command("doctor", "jcoll.cli_doctor.command", "tell what jcoll can use here, and why not more"),
     Command("info", "jcoll.bench.facts", "print machine, versions and devices"),
 )
 

@@ -6,6 +6,9 @@ jcoll.all_to_all over axis 'x': split_axis=1 has size 10, which 4 ranks do not d
 
 from __future__ import annotations
 
+import os
+import sys
+
 
 class AxisError(NameError, ValueError):
     """An axis name that is not bound here. A NameError, as `jax.lax` raises, and a ValueError."""
@@ -14,3 +17,12 @@ class AxisError(NameError, ValueError):
 def text(where: str, problem: str, fix: str) -> str:
     """Joins the parts; `problem` says what was given and what is needed."""
     return f"jcoll.{where}: {problem}\n  {fix}"
+
+
+def is_doctor() -> bool:
+    """Whether this process is `python -m jcoll doctor`, or `jcoll doctor`.
+
+    It imports the package like any other program, and is there to say why that fails.
+    """
+    program = os.path.basename(sys.argv[0]) if sys.argv else ""
+    return program in ("-m", "jcoll", "__main__.py") and sys.argv[1:2] == ["doctor"]

@@ -9,10 +9,10 @@ from typing import Any, overload
 
 import jax
 
-from jcoll import _compat, _native, errors
+from jcoll import _compat, errors
 from jcoll.config import config
 from jcoll.ops import SPECS
-from jcoll.runtime import cuda, decisions
+from jcoll.runtime import cuda, decisions, native
 from jcoll.runtime.decisions import Decision
 from jcoll.tuning.candidates import Candidate
 
@@ -168,8 +168,8 @@ def _environment() -> Environment:
         processes=jax.process_count(),
         served=served,
         runtime=runtime,
-        isa=_native.isa(),
-        threads=_native.num_threads(),
+        isa=native.isa(),
+        threads=native.num_threads(),
         timeout_s=config.timeout_s,
         algorithm=config.algorithm,
         intercepting=_compat.INTERCEPTING.value,
@@ -179,7 +179,7 @@ def _environment() -> Environment:
 def _runtime(platform: str) -> tuple[bool, str]:
     """Whether jcoll serves a platform, and how or why not."""
     if platform == "cpu":
-        return True, f"in process: {_native.isa()}, {_native.num_threads()} threads"
+        return True, f"in process: {native.isa()}, {native.num_threads()} threads"
     obstacle = cuda.obstacle() if platform == "gpu" else "it has no jcoll runtime"
     if obstacle is None:
         return True, f"kernels for {', '.join(cuda.architectures())}"

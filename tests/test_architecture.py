@@ -32,7 +32,7 @@ ORDER = (
     ("layers", "explain", "intercept"),
     ("",),  # jcoll/__init__.py itself: what `import jcoll` brings
     ("bench", "launch"),
-    ("cli_plan",),
+    ("cli_plan", "cli_doctor"),
     ("cli_tune",),
     ("cli",),
     ("__main__",),

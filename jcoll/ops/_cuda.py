@@ -83,19 +83,21 @@ def describe(
     call: Call, aval: Any, reduce_op: str | None, mesh: Any, where: world.Placement
 ) -> Request:
     """The call as the choice of its algorithm sees it."""
+    del mesh
     # Processes do not tell each other here what their tuning files are.
     use_own = jax.process_count() == 1
     request = _selection.describe(call, aval, reduce_op, where=where, use_own=use_own)
-    obstacle = _multimem_obstacle(mesh, call, aval.dtype, reduce_op)
+    obstacle = _multimem_obstacle(call, aval.dtype, reduce_op)
     return replace(request, device_kind=CUDA, multimem_obstacle=obstacle)
 
 
-def _multimem_obstacle(mesh: Any, call: Call, dtype: Any, reduce_op: str | None) -> str | None:
+def _multimem_obstacle(call: Call, dtype: Any, reduce_op: str | None) -> str | None:
     if reduce_op not in (*_MULTIMEM_OPS, None) or str(dtype) not in _MULTIMEM_DTYPES:
         return f"the switch has no {reduce_op or 'reduction'} of {dtype}"
     if call.num_ranks < _MULTIMEM_MIN_RANKS:
         return f"the switch needs {_MULTIMEM_MIN_RANKS} ranks"
-    return None if call.algorithm == "multimem" else cuda.multicast_obstacle(mesh)
+    # What the switch can is known to the runtime alone, once all ranks have met.
+    return None if call.algorithm == "multimem" else "direct takes it where the GPUs can"
 
 
 # How

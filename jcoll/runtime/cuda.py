@@ -6,11 +6,7 @@ Registered at import, as runtime/native.py does; on a machine without a GPU that
 
 from __future__ import annotations
 
-import functools
-import importlib.util
-import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,13 +15,12 @@ import numpy as np
 from jcoll import _compat, errors
 from jcoll.algorithms import registry
 from jcoll.config import config
-from jcoll.runtime import plans, world
+from jcoll.runtime import ffi_headers, plans, world
 
 TARGET = "jcoll_cuda_collective"
 
 MIN_EXTENSION = (0, 1)
 """The FFI extension with which XLA lends its communicators to others (jaxlib 0.11.2)."""
-_EXTENSION_HEADER = "collectives_c_api.h"
 
 
 def check_health() -> None:
@@ -36,7 +31,7 @@ def check_health() -> None:
     device raises, and so does this function: after a step, or where a result looks wrong.
 
     Raises:
-      RuntimeError: with the op, call site, rank and peer of every failure since the last call.
+      RuntimeError: with the op, call site, rank and peer of every failure of this process.
     """
     records = _library.check_health() if _library is not None else []
     if records:
@@ -58,35 +53,12 @@ def obstacle() -> str | None:
 
 
 def _extension_obstacle() -> str | None:
-    found = header_version(_EXTENSION_HEADER, "Extension_Collectives_M{}Version")
+    found = ffi_headers.collectives()
     if found is not None and found[0] == MIN_EXTENSION[0] and found >= MIN_EXTENSION:
         return None
     offered = "none" if found is None else ".".join(map(str, found))
     needed = ".".join(map(str, MIN_EXTENSION))
     return f"jaxlib's FFI lends no communicators (extension {offered}, not {needed}): 0.11.2 does"
-
-
-@functools.cache
-def header_version(header: str, name: str) -> tuple[int, int] | None:
-    """A version that the XLA FFI headers of the running jaxlib define, major and minor, `name` with
-    {} for the rest of "Major" or "Minor"; None if they do not."""
-    try:
-        text = (ffi_headers() / header).read_text(encoding="utf-8")
-    except OSError:
-        return None
-    parts = [
-        re.search(rf"#define\s+XLA_FFI_{name.format(rest)}\s+(\d+)", text, re.IGNORECASE)
-        for rest in ("ajor", "inor")
-    ]
-    found = [int(part[1]) for part in parts if part]
-    return (found[0], found[1]) if len(found) == 2 else None
-
-
-def ffi_headers() -> Path:
-    """Where the running jaxlib has the headers of its XLA FFI."""
-    spec = importlib.util.find_spec("jaxlib")
-    origin = spec.origin if spec else None
-    return Path(origin or "").parent / "include" / "xla" / "ffi" / "api"
 
 
 def architectures() -> list[str]:
@@ -153,22 +125,6 @@ def placement(
     if all(len(set(group)) == 1 for group in groups):
         return world.Placement()
     return world.Placement(host_of=tuple(domain_of.tolist()))
-
-
-def multicast_obstacle(mesh: Any) -> str | None:
-    """Why it is not known that the NVLink switch can add for the ranks of this mesh."""
-    if not has_gpus(mesh):
-        return "whether its devices have multicast is not known here"
-    if jax.process_count() > 1:
-        return "whether all processes have multicast is not known; ask for it by name"
-    lacking = [d.id for d in _devices(mesh) if not driver_has_multicast(d.local_hardware_id)]
-    return f"the devices {lacking} have no multicast" if lacking else None
-
-
-def driver_has_multicast(ordinal: int) -> bool:
-    from jcoll.runtime import cuda_driver
-
-    return cuda_driver.attribute(ordinal, cuda_driver.MULTICAST_SUPPORTED) == 1
 
 
 def _devices(mesh: Any) -> list[Any]:

@@ -28,6 +28,9 @@ except ImportError as e:
 
 TARGET = "jcoll_collective"
 
+# How the runtime has set itself up: the instruction set of its reductions, the size of its pool.
+isa, num_threads = _native.isa, _native.num_threads
+
 
 def _set_up() -> None:
     _native.set_default_timeout(config.timeout_s)

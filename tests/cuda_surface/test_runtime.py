@@ -10,7 +10,7 @@ import pytest
 
 import jcoll
 from jcoll.config import Config
-from jcoll.runtime import cuda
+from jcoll.runtime import cuda, ffi_headers
 
 
 class Library(ModuleType):
@@ -48,8 +48,8 @@ def library(monkeypatch):
 
 
 def headers(monkeypatch, tmp_path, text: str | None) -> None:
-    monkeypatch.setattr(cuda, "ffi_headers", lambda: tmp_path)
-    cuda.header_version.cache_clear()
+    monkeypatch.setattr(ffi_headers, "folder", lambda: tmp_path)
+    ffi_headers._version.cache_clear()
     if text is not None:
         (tmp_path / "collectives_c_api.h").write_text(text)
 
@@ -57,7 +57,7 @@ def headers(monkeypatch, tmp_path, text: str | None) -> None:
 @pytest.fixture(autouse=True)
 def _forget_headers():
     yield
-    cuda.header_version.cache_clear()
+    ffi_headers._version.cache_clear()
 
 
 VERSION = """
@@ -99,9 +99,9 @@ def test_extensions_that_do(monkeypatch, tmp_path, library) -> None:
 
 
 def test_headers_of_this_jaxlib() -> None:
-    version = cuda.header_version("c_api.h", "API_M{}")
+    version = ffi_headers.api()
     assert version is not None and version >= (0, 3)
-    extension = cuda.header_version("collectives_c_api.h", "Extension_Collectives_M{}Version")
+    extension = ffi_headers.collectives()
     has_it = tuple(map(int, jax.lib.__version__.split(".")[:3])) >= (0, 11, 2)
     assert (extension is not None) == has_it
 

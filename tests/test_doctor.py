@@ -1,0 +1,250 @@
+"""`python -m jcoll doctor`: what it says of this machine, of others, and of broken ones."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import pytest
+
+from jcoll import cli, errors
+from jcoll.cli_doctor import command, cuda_driver, probes
+from jcoll.cli_doctor.features import features, used
+from jcoll.cli_doctor.probes import Failed
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# A machine where everything is as it should be.
+HEALTHY = {
+    "machine": {"shared memory": True},
+    "jcoll": {"imports": True},
+    "jax": {"FFI collectives": "0.2"},
+    "cuda": {
+        "GPUs": ["H100", "H100"],
+        "compute capabilities": [90, 90],
+        "pairs without access": [],
+        "GPUs with multicast": 2,
+        "NCCL": "2.29.0",
+        "jcoll's kernels": ["sm_80", "sm_90a"],
+        "obstacle": None,
+    },
+}
+CUDA = ("jcoll's collectives", "kernels over NVLink or PCIe peers")
+STAGING, MULTIMEM = "without copies to staging memory", "multimem"
+
+
+def report(capsys, *flags: str) -> str:
+    assert cli.main(["doctor", *flags]) == 0
+    return capsys.readouterr().out
+
+
+def test_json(capsys) -> None:
+    found = json.loads(report(capsys, "--json"))
+    assert set(found) == {*probes.PROBES, "uses"}
+    assert found["versions"]["jax"] == jax.__version__
+    assert found["jax"]["backend"] == "cpu"
+    assert found["jax"]["devices"] == ["8 x cpu"]
+    assert found["machine"]["shared memory"] is True
+    assert found["jcoll"]["settings"]["JCOLL_TUNING_FILE"] == "none"
+    cpu = found["uses"]["cpu"]
+    assert cpu["used"] == "jcoll's runtime, all algorithms"
+    assert set(cpu["features"].values()) == {"yes"}
+    assert found["uses"]["others"]["used"] == "XLA's collectives"
+
+
+def test_text_has_the_same_facts(capsys) -> None:
+    text = report(capsys)
+    for section, names in probes.PROBES.items():
+        assert f"\n{section}\n" in f"\n{text}"
+        for name in names:
+            assert f"\n  {name} " in text
+    assert "\non cpu: jcoll's runtime, all algorithms\n" in text
+    assert "\non others: XLA's collectives\n" in text
+
+
+def test_a_machine_without_a_gpu(monkeypatch, capsys) -> None:
+    def absent():
+        raise cuda_driver.DriverError("no CUDA driver (because)")
+
+    monkeypatch.setattr(cuda_driver, "_driver", absent)
+    text = report(capsys)
+    assert "GPUs                  ? no CUDA driver (because)\n" in text
+    assert (
+        "on cuda: XLA's collectives\n"
+        "  jcoll's collectives: no, no CUDA driver (because)\n"
+        "  kernels over NVLink or PCIe peers: no, for the same reason\n" in text
+    )
+
+
+# Other machines
+
+
+def obstacles(changes: dict[str, object]) -> dict[str, str | None]:
+    facts = copy.deepcopy(HEALTHY)
+    for path, value in changes.items():
+        section, _, name = path.partition("/")
+        assert name in facts[section]
+        facts[section][name] = value
+    return {f.name: f.obstacle for f in features(facts) if f.platform == "cuda"}
+
+
+def test_all_is_well() -> None:
+    assert set(obstacles({}).values()) == {None}
+    assert used(list(features(HEALTHY)), "cuda") == "jcoll's collectives"
+
+
+@pytest.mark.parametrize(
+    ("changes", "first", "text"),
+    [
+        ({"cuda/GPUs": []}, CUDA[0], "the driver sees no GPU"),
+        ({"cuda/GPUs": Failed("no driver")}, CUDA[0], "no driver"),
+        ({"cuda/obstacle": "JCOLL_CUDA=0"}, CUDA[0], "JCOLL_CUDA=0"),
+        ({"jcoll/imports": Failed("no jax")}, CUDA[0], "import jcoll fails: no jax"),
+        ({"cuda/compute capabilities": [90, 75]}, CUDA[0], "sm_75; the kernels need sm_80"),
+        ({"cuda/NCCL": Failed("no NCCL")}, CUDA[1], "no NCCL"),
+        ({"cuda/NCCL": "2.28.9"}, CUDA[1], "NCCL 2.28.9, 2.29 gives pointers to peers"),
+        ({"cuda/pairs without access": ["0->1"]}, CUDA[1], "no peer access 0->1"),
+        ({"jax/FFI collectives": "0.1"}, STAGING, "FFI collectives 0.1, 0.2 has windows"),
+        ({"jax/FFI collectives": None}, STAGING, "FFI collectives None, 0.2 has windows"),
+        ({"cuda/GPUs with multicast": 1}, MULTIMEM, "1 of 2 GPUs have multicast"),
+        ({"cuda/GPUs with multicast": Failed("why")}, MULTIMEM, "why"),
+    ],
+)
+def test_what_is_in_the_way(changes, first, text) -> None:
+    """Of the first feature that is hindered; what builds on it is hindered too."""
+    found = obstacles(changes)
+    assert text in str(found[first])
+    names = [*CUDA, STAGING, MULTIMEM]
+    before = names[: names.index(first)] + ([STAGING] if first == MULTIMEM else [])
+    assert all(found[name] is None for name in before)
+    if first in CUDA:
+        assert all(found[name] for name in names[names.index(first) :])
+
+
+def test_newer_gpus_than_the_kernels() -> None:
+    assert set(obstacles({"cuda/compute capabilities": [120, 103]}).values()) == {None}
+
+
+# The driver
+
+
+def fake_driver(num_devices: int = 2, status: int = 0) -> SimpleNamespace:
+    def answer(value):
+        def function(out, *args):
+            out._obj.value = value(*args) if callable(value) else value
+            return status
+
+        return function
+
+    def name(text, size, handle):
+        text.value = f"GPU {handle}".encode()
+        return status
+
+    attributes = {75: 9, 76: 0, 132: 1}
+    return SimpleNamespace(
+        cuDriverGetVersion=answer(13010),
+        cuDeviceGetCount=answer(num_devices),
+        cuDeviceGet=answer(lambda ordinal: ordinal + 10),
+        cuDeviceGetAttribute=answer(lambda which, handle: attributes[which]),
+        cuDeviceCanAccessPeer=answer(lambda a, b: int(a < b)),
+        cuDeviceGetName=name,
+    )
+
+
+def test_driver(monkeypatch) -> None:
+    monkeypatch.setattr(cuda_driver, "_driver", fake_driver)
+    facts = probes.collect()["cuda"]
+    assert facts["driver"] == "13.1"
+    assert facts["GPUs"] == ["GPU 10", "GPU 11"]
+    assert facts["compute capabilities"] == [90, 90]
+    assert facts["pairs without access"] == ["1->0"]
+    assert facts["GPUs with multicast"] == 2
+
+
+def test_driver_that_fails(monkeypatch) -> None:
+    monkeypatch.setattr(cuda_driver, "_driver", lambda: fake_driver(status=999))
+    facts = probes.collect()["cuda"]
+    assert facts["driver"] == Failed("cuDriverGetVersion: error 999")
+    assert facts["GPUs"] == Failed("cuDeviceGetCount: error 999")
+
+
+@pytest.mark.parametrize(("status", "expected"), [(0, "2.29.3"), (3, "? ncclGetVersion: error 3")])
+def test_nccl(monkeypatch, status, expected) -> None:
+    def get_version(out):
+        out._obj.value = 22903
+        return status
+
+    monkeypatch.setattr(cuda_driver, "_nccl", lambda: SimpleNamespace(ncclGetVersion=get_version))
+    assert str(probes.collect()["cuda"]["NCCL"]) == expected
+
+
+def test_libraries_that_do_not_load(monkeypatch) -> None:
+    def load(name):
+        raise OSError(f"{name} is broken")
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    cuda_driver._driver.cache_clear()
+    facts = probes.collect()["cuda"]
+    assert facts["driver"] == Failed("no CUDA driver (libcuda.so.1 is broken)")
+    assert facts["NCCL"] == Failed("no NCCL (libnccl.so.2 is broken)")
+
+
+# Machines where jcoll does not even import
+
+
+def run(tmp_path, *, customize: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "sitecustomize.py").write_text(customize)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", ""), str(ROOT)])
+    return subprocess.run(
+        [sys.executable, "-m", "jcoll", "doctor"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=os.environ | {"PYTHONPATH": path} | env,
+    )
+
+
+@pytest.mark.parametrize(
+    ("broken", "text"),
+    [
+        ({"JCOLL_TIMEOUT": "soon"}, "ValueError: jcoll: JCOLL_TIMEOUT='soon' in the environment"),
+        ({"customize": "import sys; sys.modules['jcoll._native'] = None"}, "the compiled part of"),
+        ({"customize": "import sys; sys.modules['jax'] = None"}, "import of jax halted"),
+    ],
+)
+def test_broken(tmp_path, broken, text) -> None:
+    done = run(tmp_path, **broken)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    imports = next(line for line in done.stdout.splitlines() if line.startswith("  imports"))
+    assert text in imports
+    assert "on cpu: XLA's collectives\n" in done.stdout
+    assert "  python  " in done.stdout
+
+
+def test_a_backend_that_does_not_start(tmp_path) -> None:
+    done = run(tmp_path, JAX_PLATFORMS="no_such_platform")
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+    assert "backend               ? RuntimeError: " in done.stdout
+
+
+def test_only_the_doctor_survives(monkeypatch) -> None:
+    for argv, is_doctor in [
+        (["-m", "doctor"], True),
+        (["/usr/bin/jcoll", "doctor", "--json"], True),
+        (["-m", "bench"], False),
+        (["train.py", "doctor"], False),
+        ([], False),
+    ]:
+        monkeypatch.setattr(sys, "argv", argv)
+        assert errors.is_doctor() is is_doctor
+    assert command.run  # The module loads without jax: see its package.
