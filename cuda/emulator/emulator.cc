@@ -66,7 +66,7 @@ Options current_options;
 Stop next_stop;
 
 struct ThreadState {
-  int rank = -1;
+  int rank = 0;
   Block* block = nullptr;
   std::minstd_rand random;
   bool delayed = false;
@@ -81,7 +81,19 @@ struct Range {
   const char* end;
   int rank;
 };
-std::vector<Range> ranges;  // By begin; disjoint.
+constexpr int kNobody = -1;  // What is loaded and stored there passes everybody's link.
+std::vector<Range> ranges;   // By begin; disjoint.
+
+void AddRange(const Range& range) {
+  ranges.insert(std::upper_bound(ranges.begin(), ranges.end(), range,
+                                 [](const Range& a, const Range& b) { return a.begin < b.begin; }),
+                range);
+}
+void RemoveRange(const void* begin) {
+  ranges.erase(std::find_if(ranges.begin(), ranges.end(),
+                            [&](const Range& range) { return range.begin == begin; }));
+}
+
 struct Alias {
   const char* begin;
   const char* end;
@@ -194,23 +206,19 @@ Buffer::Buffer(int rank, int64_t nbytes, int misalignment)
     : memory_(new char[static_cast<size_t>(nbytes + misalignment)]()),
       data_(memory_.get() + misalignment),
       nbytes_(nbytes) {
-  const Range range = {data_, data_ + nbytes, rank};
-  ranges.insert(std::upper_bound(ranges.begin(), ranges.end(), range,
-                                 [](const Range& a, const Range& b) { return a.begin < b.begin; }),
-                range);
+  AddRange({data_, data_ + nbytes, rank});
 }
-Buffer::~Buffer() {
-  ranges.erase(std::find_if(ranges.begin(), ranges.end(),
-                            [&](const Range& range) { return range.begin == data_; }));
-}
+Buffer::~Buffer() { RemoveRange(data_); }
 
 Multicast::Multicast(std::vector<void*> replicas, int64_t nbytes)
     : replicas_(std::move(replicas)), reserved_(new char[static_cast<size_t>(nbytes + 16)]) {
   address_ = reserved_.get() + reinterpret_cast<uintptr_t>(replicas_[0]) % 16;
-  char* begin = static_cast<char*>(address_);
+  const char* begin = static_cast<char*>(address_);
   aliases.push_back({begin, begin + nbytes, replicas_.data(), static_cast<int>(replicas_.size())});
+  AddRange({begin, begin + nbytes, kNobody});
 }
 Multicast::~Multicast() {
+  RemoveRange(address_);
   aliases.erase(std::find_if(aliases.begin(), aliases.end(),
                              [&](const Alias& alias) { return alias.begin == address_; }));
 }

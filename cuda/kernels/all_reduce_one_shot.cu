@@ -13,7 +13,7 @@ namespace jcoll::gpu {
 namespace {
 
 template <typename S, typename Op>
-__global__ void __launch_bounds__(kThreadsPerBlock)
+__global__ void __launch_bounds__(kThreadsPerBlock, 1)
     AllReduceOneShot(const __grid_constant__ Args args) {
   BlockSync sync(args.peers, args.op_id);
   if (sync.Barrier(Order::kData)) {

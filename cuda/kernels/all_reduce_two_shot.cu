@@ -19,7 +19,7 @@ namespace jcoll::gpu {
 namespace {
 
 template <typename S, typename Op>
-__global__ void __launch_bounds__(kThreadsPerBlock)
+__global__ void __launch_bounds__(kThreadsPerBlock, 1)
     AllReduceTwoShot(const __grid_constant__ Args args) {
   const PeerTable& peers = args.peers;
   BlockSync sync(peers, args.op_id);
@@ -31,11 +31,9 @@ __global__ void __launch_bounds__(kThreadsPerBlock)
     }
     ReduceRange<S, Op>(args, shard.begin, shard.count, alignment,
                        [&](const auto& value, int64_t i) {
-                         // Every rank begins with itself, so that they do not all store to the same
-                         // one at once.
-                         for (int k = 0, p = peers.rank; k < peers.num_ranks; ++k) {
-                           Store(static_cast<S*>(peers.output[p]) + shard.begin + i, value);
-                           if (++p == peers.num_ranks) p = 0;
+                         for (int turn = 0; turn < peers.num_ranks; ++turn) {
+                           S* output = static_cast<S*>(peers.output[PeerInTurn(peers, turn)]);
+                           Store(output + shard.begin + i, value);
                          }
                        });
     sync.Barrier(Order::kData);

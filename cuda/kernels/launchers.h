@@ -26,6 +26,29 @@ struct Args {
   uint32_t op_id = 0;
 };
 
+struct Task;
+
+// Whether, and how, a rank's input and output may overlap.
+enum class Overlap {
+  kNone,
+  kSame,     // They may be the same buffer.
+  kOwnPart,  // The smaller one may be this rank's block of the larger one.
+};
+
+// What launch.cc and refusal.cc need to know about a kernel.
+struct KernelFacts {
+  const char* name;
+  bool reduces;
+  Overlap overlap;
+  // Blocks of Call::count elements per rank in a rank's input and output: 1, or one for each rank.
+  bool input_per_rank, output_per_rank;
+  cudaError_t (*launch)(const Task&, cudaStream_t);  // Null: not in this build.
+};
+KernelFacts FactsOf(Kernel kernel);
+
+int64_t InputNbytes(const Call& call);
+int64_t OutputNbytes(const Call& call);
+
 // A call that Refusal has let through, with its blocks set, and without complex numbers and bools:
 // these are floats and bytes.
 struct Task {
@@ -36,6 +59,15 @@ struct Task {
 };
 
 cudaError_t LaunchAllReduceOneShot(const Task& task, cudaStream_t stream);
+cudaError_t LaunchAllReduceOneShotLL(const Task& task, cudaStream_t stream);
 cudaError_t LaunchAllReduceTwoShot(const Task& task, cudaStream_t stream);
+cudaError_t LaunchAllReduceMultimemOneShot(const Task& task, cudaStream_t stream);
+cudaError_t LaunchAllReduceMultimemTwoShot(const Task& task, cudaStream_t stream);
+cudaError_t LaunchReduceScatter(const Task& task, cudaStream_t stream);
+cudaError_t LaunchAllGather(const Task& task, cudaStream_t stream);
+cudaError_t LaunchAllToAll(const Task& task, cudaStream_t stream);
+cudaError_t LaunchRaggedAllToAll(const Task& task, cudaStream_t stream);
+cudaError_t LaunchBroadcast(const Task& task, cudaStream_t stream);
+cudaError_t LaunchBarrier(const Task& task, cudaStream_t stream);
 
 }  // namespace jcoll::gpu

@@ -11,10 +11,19 @@
 
 namespace jcoll::gpu {
 
-// What LL moves: four bytes of data and the flag that says whose they are, in one 8-byte access,
-// which is never torn; a line is two of these, stored at once.
+// What LL moves: 8 bytes of data, each 4 of them with the flag that says in which exchange they
+// were sent. A half is accessed at once and never torn; the two may arrive apart.
 struct alignas(16) Line {
   uint64_t half[2];
+
+  static __device__ Line Make(uint64_t data, uint32_t flag) {
+    const uint64_t high = uint64_t{flag} << 32;
+    return {{(data & 0xffffffffu) | high, (data >> 32) | high}};
+  }
+  __device__ bool Has(uint32_t flag) const {
+    return half[0] >> 32 == flag && half[1] >> 32 == flag;
+  }
+  __device__ uint64_t data() const { return (half[0] & 0xffffffffu) | half[1] << 32; }
 };
 
 #ifndef JCOLL_EMULATOR

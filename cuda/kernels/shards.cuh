@@ -1,9 +1,10 @@
-// How a range is cut into one part per rank, where the parts are the kernel's own affair.
+// Which part of the work is a rank's, and in which order it turns to the others.
 #pragma once
 
 #include <cstdint>
 
 #include "cuda/kernels/language.cuh"
+#include "cuda/kernels/peer_table.h"
 
 namespace jcoll::gpu {
 
@@ -19,6 +20,13 @@ __device__ inline Shard ShardOf(int64_t count, int64_t element_nbytes, int rank,
   const int64_t size = (lines + num_ranks - 1) / num_ranks * line;
   const int64_t begin = rank * size < count ? rank * size : count;
   return {begin, count - begin < size ? count - begin : size};
+}
+
+// The peers in the order in which this rank turns to them, itself first: at any time, every rank is
+// turned to by about one other.
+__device__ __forceinline__ int PeerInTurn(const PeerTable& peers, int turn) {
+  const int peer = peers.rank + turn;
+  return peer < peers.num_ranks ? peer : peer - peers.num_ranks;
 }
 
 }  // namespace jcoll::gpu

@@ -27,7 +27,11 @@ enum class Order {
 class BlockSync {
  public:
   __device__ BlockSync(const PeerTable& peers, uint32_t op_id)
-      : peers_(peers), pad_(peers.pad[peers.rank]), op_id_(op_id), epoch_(pad_->epoch[blockIdx.x]) {
+      : peers_(peers),
+        pad_(peers.pad[peers.rank]),
+        op_id_(op_id),
+        epoch_(pad_->epoch[blockIdx.x]),
+        line_epoch_(pad_->line_epoch[blockIdx.x]) {
     alive_ = !__syncthreads_or(GaveUp());
   }
 
@@ -39,9 +43,31 @@ class BlockSync {
     __syncthreads();  // What any thread of the block did before is before the thread that signals.
     Arrive(order);
     const bool failed = !Await(order);
-    alive_ = !__syncthreads_or(failed);
     if (threadIdx.x == 0) pad_->epoch[blockIdx.x] = epoch_;
+    return Agree(!failed);
+  }
+
+  // Whether `ok` is true for all threads of the block. If not, the block passes no barrier any
+  // more.
+  __device__ bool Agree(bool ok) {
+    alive_ = !__syncthreads_or(!ok);
     return alive_;
+  }
+
+  // The flag of the exchange by lines that this block begins. Flags of consecutive exchanges are
+  // consecutive numbers, odd ones and even ones in turn, and never 0, which is what a line has that
+  // was never written. When the counter wraps around, old lines could pass for new ones: then
+  // `clean` has to write 0 to all of the block's lines, while no peer writes to them. All threads
+  // of the block call it; alive() is false after it if a peer did not come.
+  template <typename Clean>
+  __device__ uint32_t NextLines(Clean clean) {
+    if (++line_epoch_ == 0) {
+      if (Barrier(Order::kReads)) clean();
+      Barrier(Order::kData);
+      line_epoch_ = 2;
+    }
+    if (threadIdx.x == 0) pad_->line_epoch[blockIdx.x] = line_epoch_;
+    return line_epoch_;
   }
 
   // The last thing that a kernel does. The block that is last poisons the output, if this rank has
@@ -93,7 +119,7 @@ class BlockSync {
   static constexpr uint32_t kPollsPerLook = 8;
 
   __device__ static uint32_t Seen(uint32_t value) { return value; }
-  __device__ static uint32_t Seen(const Line& line) { return line.half[0] >> 32; }
+  __device__ static uint32_t Seen(const Line& line) { return line.half[1] >> 32; }
 
   __device__ void Arrive(Order order) {
     for (int p = threadIdx.x; p < peers_.num_ranks; p += blockDim.x) {
@@ -154,7 +180,8 @@ class BlockSync {
   const PeerTable& peers_;
   SignalPad* const pad_;
   const uint32_t op_id_;
-  uint32_t epoch_;  // Barriers that this block has passed, or waits in.
+  uint32_t epoch_;       // Barriers that this block has passed, or waits in.
+  uint32_t line_epoch_;  // The flag of the last exchange by lines.
   bool alive_;
 };
 

@@ -14,6 +14,7 @@
 namespace world {
 
 using jcoll::emulator::Buffer;
+using jcoll::emulator::Multicast;
 using jcoll::emulator::Stream;
 using jcoll::gpu::Call;
 using jcoll::gpu::DType;
@@ -32,13 +33,30 @@ class Buffers {
           std::make_unique<Buffer>(r, nbytes, misalignments[r % misalignments.size()]));
     }
   }
+  int num_ranks() const { return static_cast<int>(buffers_.size()); }
   char* operator[](int rank) const { return static_cast<char*>(buffers_[rank]->data()); }
   int64_t nbytes() const { return buffers_[0]->nbytes(); }
 
+  // The values are as many bytes as the buffer has.
+  template <typename T>
+  void Set(int rank, const std::vector<T>& values) {
+    EXPECT_EQ(static_cast<int64_t>(values.size() * sizeof(T)), nbytes());
+    if (!values.empty()) std::memcpy((*this)[rank], values.data(), values.size() * sizeof(T));
+  }
   void Fill(int value) {
-    for (auto& buffer : buffers_) {
-      if (nbytes() > 0) std::memset(buffer->data(), value, static_cast<size_t>(nbytes()));
+    for (int r = 0; r < num_ranks() && nbytes() > 0; ++r) {
+      std::memset((*this)[r], value, static_cast<size_t>(nbytes()));
     }
+  }
+
+  // As one address for all ranks, if they lie alike to the 16-byte boundaries.
+  std::unique_ptr<Multicast> MakeMulticast() const {
+    std::vector<void*> replicas;
+    for (int r = 0; r < num_ranks(); ++r) {
+      replicas.push_back((*this)[r]);
+      if (((*this)[r] - (*this)[0]) % 16 != 0) return nullptr;
+    }
+    return std::make_unique<Multicast>(replicas, nbytes());
   }
 
  private:
@@ -87,8 +105,14 @@ class World {
 
   // On all ranks but `absent`; waits for them.
   void Run(const Call& call, const Buffers* input, const Buffers* output, int absent = -1) {
+    const auto multicast_input = input != nullptr ? input->MakeMulticast() : nullptr;
+    const auto multicast_output = output != nullptr ? output->MakeMulticast() : nullptr;
     std::vector<Call> calls;  // Scratch is there before anybody runs.
-    for (int r = 0; r < num_ranks(); ++r) calls.push_back(ForRank(call, r, input, output));
+    for (int r = 0; r < num_ranks(); ++r) {
+      calls.push_back(ForRank(call, r, input, output));
+      if (multicast_input) calls[r].peers.multicast_input = multicast_input->address();
+      if (multicast_output) calls[r].peers.multicast_output = multicast_output->address();
+    }
     for (int r = 0; r < num_ranks(); ++r) {
       if (r != absent) Launch(calls[r]);
     }
