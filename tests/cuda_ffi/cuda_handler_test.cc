@@ -50,7 +50,7 @@ TEST(EveryAttributeIsNeeded) {
     const auto error = fake::Instruction(&xla, attributes).Instantiate().value_or("ok");
     EXPECT(Says(error, "3 jcoll: the custom call's attribute '" + name + "' is missing"));
     // And no other type will do.
-    const bool is_text = std::holds_alternative<std::string>(value);
+    const bool is_text = value.type == XLA_FFI_AttrType_STRING;
     const Attribute other = is_text ? Attribute(int64_t{1}) : Attribute("1");
     EXPECT(Says(ErrorWith(name, other), "'" + name + "' is missing or malformed"));
   }

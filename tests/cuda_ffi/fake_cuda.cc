@@ -1,5 +1,6 @@
 #include "fake_cuda.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -52,8 +53,9 @@ bool Advance(cudaStream_t stream) {
 void* NewMemory(size_t nbytes) {
   static auto* all = new std::vector<std::unique_ptr<char[]>>();
   std::lock_guard<std::mutex> lock(g_mu);
-  all->push_back(std::make_unique<char[]>(nbytes + 1));
-  std::memset(all->back().get(), 0xa5, nbytes);  // Not zero, as nobody said that it is.
+  all->push_back(std::unique_ptr<char[]>(new char[nbytes + 1]));
+  // Not zero, as nobody said that it is; as far as anybody looks.
+  std::memset(all->back().get(), 0xa5, std::min<size_t>(nbytes, 1 << 20));
   return all->back().get();
 }
 

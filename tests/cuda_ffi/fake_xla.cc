@@ -116,21 +116,23 @@ class FrameAttributes {
   void Add(const std::string& name, const Attribute& value) {
     spans_.push_back({name.data(), name.size()});
     names_.push_back(&spans_.back());
-    if (const auto* text = std::get_if<std::string>(&value)) {
-      spans_.push_back({text->data(), text->size()});
-      Add(XLA_FFI_AttrType_STRING, &spans_.back());
-    } else if (const auto* array = std::get_if<std::vector<int64_t>>(&value)) {
-      void* data = const_cast<int64_t*>(array->data());
-      arrays_.push_back({XLA_FFI_DataType_S64, array->size(), data});
-      Add(XLA_FFI_AttrType_ARRAY, &arrays_.back());
-    } else if (const auto* real = std::get_if<double>(&value)) {
-      scalars_.push_back({XLA_FFI_DataType_F64, const_cast<double*>(real)});
-      Add(XLA_FFI_AttrType_SCALAR, &scalars_.back());
-    } else {
-      void* data = const_cast<int64_t*>(&std::get<int64_t>(value));
-      scalars_.push_back({XLA_FFI_DataType_S64, data});
-      Add(XLA_FFI_AttrType_SCALAR, &scalars_.back());
+    switch (value.type) {
+      case XLA_FFI_AttrType_STRING:
+        spans_.push_back({value.text.data(), value.text.size()});
+        return Add(value.type, &spans_.back());
+      case XLA_FFI_AttrType_ARRAY:
+        arrays_.push_back(
+            {XLA_FFI_DataType_S64, value.array.size(), const_cast<int64_t*>(value.array.data())});
+        return Add(value.type, &arrays_.back());
+      default:
+        break;
     }
+    if (value.is_real) {
+      scalars_.push_back({XLA_FFI_DataType_F64, const_cast<double*>(&value.real)});
+    } else {
+      scalars_.push_back({XLA_FFI_DataType_S64, const_cast<int64_t*>(&value.integer)});
+    }
+    Add(value.type, &scalars_.back());
   }
   void Add(XLA_FFI_AttrType type, void* value) {
     types_.push_back(type);

@@ -9,8 +9,8 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "cuda/ffi/call_site.h"
@@ -23,7 +23,21 @@ namespace fake {
 // somewhere.
 constexpr size_t kWindowOffset = 512;
 
-using Attribute = std::variant<std::string, double, int64_t, std::vector<int64_t>>;
+// One value of the four types that jcoll's attributes have.
+struct Attribute {
+  Attribute(const char* value) : type(XLA_FFI_AttrType_STRING), text(value) {}
+  Attribute(std::string value) : type(XLA_FFI_AttrType_STRING), text(std::move(value)) {}
+  Attribute(double value) : type(XLA_FFI_AttrType_SCALAR), is_real(true), real(value) {}
+  Attribute(int64_t value) : type(XLA_FFI_AttrType_SCALAR), integer(value) {}
+  Attribute(std::vector<int64_t> value) : type(XLA_FFI_AttrType_ARRAY), array(std::move(value)) {}
+
+  XLA_FFI_AttrType type;
+  std::string text;
+  bool is_real = false;
+  double real = 0;
+  int64_t integer = 0;
+  std::vector<int64_t> array;
+};
 using Attributes = std::map<std::string, Attribute>;
 
 struct Array {

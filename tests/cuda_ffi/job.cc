@@ -12,9 +12,7 @@ namespace {
 
 using jcoll::gpu::Kernel;
 
-int64_t Int(const Attributes& attributes, const char* name) {
-  return std::get<int64_t>(attributes.at(name));
-}
+int64_t Int(const Attributes& attributes, const char* name) { return attributes.at(name).integer; }
 
 Array NewArray(int64_t count, XLA_FFI_DataType dtype = XLA_FFI_DataType_F32, int64_t width = 4) {
   // With room before it for the rest of a window.
@@ -25,7 +23,7 @@ Array NewArray(int64_t count, XLA_FFI_DataType dtype = XLA_FFI_DataType_F32, int
 // The sizes that the op has for a count; see handler.h.
 std::pair<int64_t, int64_t> Sizes(const Attributes& attributes) {
   const int64_t count = Int(attributes, "count"), ranks = Int(attributes, "group_size");
-  const auto& op = std::get<std::string>(attributes.at("op"));
+  const auto& op = attributes.at("op").text;
   if (op == "reduce_scatter") return {count * ranks, count};
   if (op == "all_gather") return {count, count * ranks};
   if (op == "all_to_all") return {count * ranks, count * ranks};
@@ -85,12 +83,12 @@ Job::Job(Xla* runtime, Attributes given)
       attributes(std::move(given)),
       instruction(std::make_unique<Instruction>(runtime, attributes)) {
   const auto [in, out] = Sizes(attributes);
-  const size_t ranks = std::get<std::vector<int64_t>>(attributes.at("groups")).size();
+  const size_t ranks = attributes.at("groups").array.size();
   for (size_t rank = 0; rank < ranks; ++rank) {
     inputs.push_back({NewArray(in)});
     outputs.push_back({NewArray(out)});
     streams.push_back(NewStream());
-    if (std::get<std::string>(attributes.at("op")) != "ragged_all_to_all") continue;
+    if (attributes.at("op").text != "ragged_all_to_all") continue;
     inputs.back().push_back(NewArray(out));
     for (int i = 0; i < 4; ++i) {
       inputs.back().push_back(
@@ -100,7 +98,7 @@ Job::Job(Xla* runtime, Attributes given)
 }
 
 std::shared_ptr<Group> Job::group() const {
-  const auto& groups = std::get<std::vector<int64_t>>(attributes.at("groups"));
+  const auto& groups = attributes.at("groups").array;
   const int64_t size = Int(attributes, "group_size");
   return xla->GroupOf({groups.begin(), groups.begin() + size}, Int(attributes, "communication_id"));
 }
