@@ -4,21 +4,16 @@ Each of `n` ranks differentiates the loss of its own part of the batch, which gi
 for every parameter. All ranks then apply the same gradient, `mean = (g_0 + .. + g_(n-1)) / n`, the
 gradient of the mean of the n losses.
 
-A collective costs a fixed time alpha, whatever its size, and a model has many small parameters.
-So leaves are laid end to end in buckets: k leaves cost one alpha instead of k, for the price of
-copying them in and out. That pays for a leaf of s bytes as long as 2 s / (copy bandwidth) is
-below alpha. A large leaf travels alone: it need not be copied, and need not wait for others, so
-that its collective overlaps with the rest of the backward pass. On 8 virtual CPU devices of 2
-cores, 24 leaves took, joined and alone (median ms): of 1 KiB 3.5 and 3.8, of 8 KiB 3.0 and 3.4,
-of 16 KiB 5.3 and 5.2, of 64 KiB 9.3 and 9.2; a whole step of examples/train_gpt.py 354 and 192
-(by jax.lax: 278). Hence DEFAULT_JOIN_BYTES. Where XLA runs the collectives, it merges small ones
-by itself.
+Leaves travel in buckets (buckets.py says which, and why). `sync_gradients` takes the gradients when
+they are all there; `sync_in_backward` marks the parameters of a layer, whose gradients then leave
+as soon as the backward pass is through with the layer, while it goes on with the layer below (Li et
+al. 2020, PyTorch Distributed).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -27,12 +22,12 @@ import numpy as np
 from jax.tree_util import FlattenedIndexKey, SequenceKey, keystr, tree_flatten_with_path
 
 from jcoll import _compat, errors
-from jcoll.comm.mesh import AxisName, Call, make_call, refuse_traced, static_int
+from jcoll.comm.mesh import AxisName, Call, make_call, refuse_traced
+from jcoll.layers import buckets
+from jcoll.layers.buckets import DEFAULT_BUCKET_BYTES, DEFAULT_JOIN_BYTES
 from jcoll.ops import _primitive
-from jcoll.ops.all_reduce import all_reduce
+from jcoll.ops.all_reduce import all_reduce, group_size
 
-DEFAULT_BUCKET_BYTES = 25 * 2**20
-DEFAULT_JOIN_BYTES = 16 * 2**10
 _OPS = ("mean", "sum")
 
 
@@ -43,6 +38,7 @@ def sync_gradients(
     op: str = "mean",
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
     join_bytes: int = DEFAULT_JOIN_BYTES,
+    wire_dtype: Any = None,
     axis_index_groups: Sequence[Sequence[int]] | None = None,
     algorithm: str = "auto",
     timeout_s: float | None = None,
@@ -74,6 +70,11 @@ def sync_gradients(
         DistributedDataParallel, if not given.
       join_bytes: leaves up to this size are joined; a larger one travels alone and uncopied, as a
         bucket of its own. 0: all travel alone; `bucket_bytes`: whatever fits is joined.
+      wire_dtype: the type in which wider floats travel, e.g. jnp.bfloat16 for half the bytes of
+        float32; the result has the leaf's own type again. Each rank's part is rounded to it once,
+        for a mean after its division by n (so that no sum overflows that a mean would not), and
+        the sum, added up in float32, once more. An algorithm of several steps (a ring, say) rounds
+        the sum at each. None: as they are.
       axis_index_groups: as for `jax.lax.psum`; the mean is then that of the group.
       algorithm: as for `jcoll.all_reduce`, for every bucket.
       timeout_s: how long a bucket may wait for its last rank, in seconds.
@@ -82,8 +83,9 @@ def sync_gradients(
       A pytree like `grads`: the same structure, shapes and dtypes (bools are counted in int32).
 
     The buckets follow the paths of the leaves in the tree, so that processes that built their
-    dictionaries in different orders still agree. Neighbours in the tree are ready at about the
-    same time in the backward pass, and a bucket can leave as soon as its own leaves are ready.
+    dictionaries in different orders still agree; from the end, as the backward pass goes through a
+    list of layers. Neighbours are ready at about the same time, and a bucket can leave as soon as
+    its own leaves are ready.
     Leaves sharded over mesh axes that are not manual travel alone: joining them would gather them.
 
     Derivative: linear, leaf by leaf that of `jcoll.all_reduce`.
@@ -96,71 +98,96 @@ def sync_gradients(
     call = make_call(
         "sync_gradients", axis_name, **settings, need_uniform=False, plan_op="all_reduce"
     )
-    _check_arguments(call.where, op, bucket_bytes, join_bytes)
+    _check_arguments(call.where, op, wire_dtype, bucket_bytes, join_bytes)
     entries, treedef = tree_flatten_with_path(grads)
-    reduce = functools.partial(all_reduce, axis_name=axis_name, op=op, **settings)
     results = [leaf for _, leaf in entries]
     live = [i for i, leaf in enumerate(results) if not _is_float0(leaf)]
-    live.sort(key=lambda i: _order_key(entries[i][0]))
+    live.sort(key=lambda i: _order_key(entries[i][0]), reverse=True)
     arrays = [_checked_array(*entries[i], op, call) for i in live]
-    leaves = [(_kind(a, i), a.size * a.dtype.itemsize) for i, a in enumerate(arrays)]
-    for bucket in plan_buckets(leaves, bucket_bytes, join_bytes):
+    reduce = functools.partial(
+        buckets.reduce_on_wire,
+        functools.partial(all_reduce, axis_name=axis_name, **settings),
+        op=op,
+        num_ranks=group_size(call),
+        wire_dtype=wire_dtype,
+    )
+    for bucket in buckets.buckets_of(arrays, bucket_bytes, join_bytes):
         reduced = _reduce_bucket([arrays[i] for i in bucket], reduce)
         for i, leaf in zip(bucket, reduced, strict=True):
             results[live[i]] = leaf
     return jax.tree.unflatten(treedef, results)
 
 
-def plan_buckets(
-    leaves: Sequence[tuple[Hashable, int]], bucket_bytes: int, join_bytes: int | None = None
-) -> list[list[int]]:
-    """Splits leaves, given as (kind, nbytes), into buckets: lists of indices into `leaves`.
-
-    Leaves of one kind can be joined. They are taken in order, next fit: a leaf that does not fit
-    into the open bucket of its kind starts a new one, which is at most twice the fewest possible.
-    A leaf larger than `join_bytes` (or a bucket) is a bucket of its own and leaves the open one
-    open. Buckets come in the order of their first leaf.
-    """
-    largest = bucket_bytes if join_bytes is None else min(bucket_bytes, join_bytes)
-    buckets: list[list[int]] = []
-    open_buckets: dict[Hashable, tuple[list[int], int]] = {}
-    for index, (kind, nbytes) in enumerate(leaves):
-        bucket, used = open_buckets.get(kind, (None, 0))
-        if nbytes > largest:
-            buckets.append([index])
-            continue
-        if bucket is None or used + nbytes > bucket_bytes:
-            bucket, used = [], 0
-            buckets.append(bucket)
-        bucket.append(index)
-        open_buckets[kind] = bucket, used + nbytes
-    return buckets
-
-
 def _reduce_bucket(arrays: list[jax.Array], reduce: Callable) -> list[jax.Array]:
     if len(arrays) == 1:
         return [reduce(arrays[0])]
-    flat = reduce(jax.lax.concatenate([array.reshape(-1) for array in arrays], 0))
-    parts = jax.lax.split(flat, [array.size for array in arrays])
-    return [part.reshape(array.shape) for part, array in zip(parts, arrays, strict=True)]
+    return buckets.split(reduce(buckets.join(arrays)), [array.shape for array in arrays])
 
 
-def _kind(array: jax.Array, index: int) -> Hashable:
-    """What leaves must have in common to share a bucket and still get the types `pmean` gives.
+def sync_in_backward(
+    params: Any,
+    axis_name: AxisName,
+    *,
+    op: str = "mean",
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    join_bytes: int = DEFAULT_JOIN_BYTES,
+    wire_dtype: Any = None,
+    algorithm: str = "auto",
+    timeout_s: float | None = None,
+) -> Any:
+    """`params` themselves; their gradients come back averaged over the ranks of `axis_name`.
 
-    Joining arrays that vary over different mesh axes would make the result vary over all of these;
-    joining arrays that are sharded over an axis outside the manual ones would gather them.
+    Put around a layer's parameters where the layer uses them, it sends their gradients in the
+    middle of the backward pass, when the layer's are there and those below are still to come:
+
+        def loss(params, batch):
+            for layer in params["layers"]:
+                batch = apply(jcoll.layers.sync_in_backward(layer, "data"), batch)
+            ...
+        grads = jax.grad(loss)(params, batch)      # everyone's: nothing is left to sync
+
+    The same in the body of `jax.lax.scan` over stacked layers, and under `jax.checkpoint`. Use it
+    once per parameter and step: a parameter that is used twice is marked before both uses, and
+    microbatches are accumulated first and synced once (`accumulate_gradients`).
+
+    Args: `params` a pytree of arrays; the others as in `sync_gradients`. With check_vma=True
+    parameters that are replicated over the axis are made varying here, so no `pcast` is needed, and
+    their gradients are replicated.
+
+    Returns: `params`, varying over the axis.
+
+    Derivative: the gradient is sync_gradients of what comes in, which can be differentiated again;
+    forward mode (jax.jvp) is not defined, as for every `jax.custom_vjp`.
     """
-    aval = jax.typeof(array)
-    sharded = any(part is not None for part in aval.sharding.spec)
-    alone = index if sharded or _hidden_sharding() else None
-    return str(aval.dtype), aval.weak_type, _compat.varying_axes(aval), alone
+    settings: dict[str, Any] = {"algorithm": algorithm, "timeout_s": timeout_s}
+    call = make_call("sync_in_backward", axis_name, **settings, plan_op="all_reduce")
+    _check_arguments(call.where, op, wire_dtype, bucket_bytes, join_bytes)
+    sync = functools.partial(
+        sync_gradients,
+        axis_name=axis_name,
+        op=op,
+        bucket_bytes=bucket_bytes,
+        join_bytes=join_bytes,
+        wire_dtype=wire_dtype,
+        **settings,
+    )
+    vary = functools.partial(_compat.make_varying, axes=call.axes)
+    varied = jax.tree.map(lambda p: _compat.varying_axes(jax.typeof(p)), params)
 
+    @jax.custom_vjp
+    def mark(tree: Any) -> Any:
+        return jax.tree.map(vary, tree)
 
-def _hidden_sharding() -> bool:
-    """Whether arrays may be sharded over automatic axes, which their types do not tell."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return any(mesh.shape[name] > 1 for name in mesh.auto_axes)
+    def backward(_: None, grads: Any) -> Any:
+        live = jax.tree.map(lambda g: g if _is_float0(g) else vary(g), grads)
+        # A gradient has the type of its parameter.
+        return (jax.tree.map(_like_parameter, sync(live), varied),)
+
+    def _like_parameter(grad: Any, axes: frozenset) -> Any:
+        return grad if _is_float0(grad) else _compat.make_varying(grad, sorted(axes, key=str))
+
+    mark.defvjp(lambda tree: (mark(tree), None), backward)
+    return mark(params)
 
 
 def _order_key(path: tuple) -> tuple:
@@ -224,20 +251,15 @@ def _check_varying(path: tuple, array: jax.Array, call: Call) -> None:
     raise ValueError(errors.text(call.where, problem, fix))
 
 
-def _check_arguments(where: str, op: str, bucket_bytes: int, join_bytes: int) -> None:
+def _check_arguments(
+    where: str, op: str, wire_dtype: Any, bucket_bytes: int, join_bytes: int
+) -> None:
     refuse_traced(where, op=op)
     if not isinstance(op, str) or op not in _OPS:
         problem = f"op={op!r} is no way to combine gradients; 'mean' or 'sum' is needed."
         fix = "For other reductions, use jcoll.all_reduce."
         raise ValueError(errors.text(where, problem, fix))
-    _check_bytes(where, "bucket_bytes", bucket_bytes, 1, DEFAULT_BUCKET_BYTES)
-    _check_bytes(where, "join_bytes", join_bytes, 0, DEFAULT_JOIN_BYTES)
-
-
-def _check_bytes(where: str, name: str, value: int, least: int, default: int) -> None:
-    if static_int(where, name, value) < least:
-        problem = f"{name}={value} is too small; at least {least} is needed."
-        raise ValueError(errors.text(where, problem, f"The default is {default}."))
+    buckets.check_wire(where, wire_dtype, bucket_bytes, join_bytes)
 
 
 def _name(path: tuple) -> str:

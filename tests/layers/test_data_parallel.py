@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jcoll
-from jcoll.layers.data_parallel import plan_buckets
+from jcoll.layers.buckets import plan_buckets
 
 NUM_RANKS = 8
 REPLICATED = P()
