@@ -10,9 +10,12 @@
 #include "cuda/emulator/emulator.h"
 #include "cuda/emulator/language.h"
 #define JCOLL_UNROLL
+// A function whose stores may race with others by design; ThreadSanitizer does not look at them.
+#define JCOLL_RACY __attribute__((no_sanitize("thread")))
 #else
 #include <cuda_runtime.h>
 #define JCOLL_UNROLL _Pragma("unroll")
+#define JCOLL_RACY
 #endif
 
 namespace jcoll::gpu {

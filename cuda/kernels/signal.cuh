@@ -170,7 +170,8 @@ class BlockSync {
     st_release_sys(&error->state, 2);
   }
 
-  __device__ static void Fill(const Poison& poison) {
+  // A peer that does not know yet may still store its part, which is right.
+  JCOLL_RACY __device__ static void Fill(const Poison& poison) {
     char* output = static_cast<char*>(poison.output);
     for (int64_t i = threadIdx.x; i < poison.nbytes; i += blockDim.x) {
       output[i] = static_cast<char>(poison.pattern >> (i % 8 * 8));

@@ -118,6 +118,15 @@ std::vector<std::vector<T>> RandomElements(int num_ranks, int64_t count, Random&
   return all;
 }
 
+using Bytes = std::vector<uint8_t>;
+inline std::vector<Bytes> RandomBytes(int num_ranks, int64_t nbytes, Random& random) {
+  std::vector<Bytes> all(num_ranks, Bytes(nbytes));
+  for (Bytes& bytes : all) {
+    for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random());
+  }
+  return all;
+}
+
 inline jcoll::ReduceOp OnCpu(ReduceOp op) {
   switch (op) {
     case ReduceOp::kMean:

@@ -1,0 +1,128 @@
+// Many calls of all kernels on the same pads, with random delays everywhere: ranks run ahead of
+// each other by whole calls, and inputs and outputs change hands as fast as the kernels allow.
+#include "cuda/emulator/language.h"
+#include "tests/cuda/elements.h"
+
+namespace {
+
+using namespace world;
+using elements::Random;
+
+constexpr Kernel kReductions[] = {Kernel::kAllReduceOneShot, Kernel::kAllReduceOneShotLL,
+                                  Kernel::kAllReduceTwoShot, Kernel::kAllReduceMultimemTwoShot,
+                                  Kernel::kReduceScatter};
+constexpr int64_t kMaxCount = 520;
+
+// The value of element i of rank r's input in round `round`.
+int32_t Value(int round, int rank, int64_t i) {
+  return static_cast<int32_t>(round * 1000003 + rank * 7919 + i * 31);
+}
+
+// What a program does around a call, in stream order and without waiting for anybody: it writes the
+// input before, and checks the output after.
+class Program {
+ public:
+  Program(World* world, uint32_t seed)
+      : world_(world),
+        input_(world->num_ranks(), world->num_ranks() * kMaxCount * 4),
+        output_(world->num_ranks(), kMaxCount * 4),
+        multicast_input_(input_.MakeMulticast()),
+        multicast_output_(output_.MakeMulticast()),
+        random_(seed) {}
+
+  void Enqueue(int round) {
+    Call call;
+    call.kernel = kReductions[random_() % std::size(kReductions)];
+    call.dtype = DType::kS32;
+    call.reduce_op = ReduceOp::kSum;
+    call.count = random_() % (kMaxCount + 1);
+    call.num_blocks = 1 + random_() % 3;
+    for (int r = 0; r < world_->num_ranks(); ++r) {
+      Call own = world_->ForRank(call, r, &input_, &output_);
+      own.peers.multicast_input = multicast_input_->address();
+      own.peers.multicast_output = multicast_output_->address();
+      OnRank(r, [=] { WriteInput(call, r, round); });
+      world_->Launch(own);
+      OnRank(r, [=] { CheckOutput(call, r, round); });
+    }
+  }
+
+ private:
+  // A kernel of one thread.
+  void OnRank(int rank, std::function<void()> body) {
+    world_->stream(rank).Enqueue(1, [body = std::move(body)] {
+      if (threadIdx.x == 0) body();
+    });
+  }
+
+  void WriteInput(const Call& call, int rank, int round) {
+    const bool scatters = call.kernel == Kernel::kReduceScatter;
+    const int64_t count = call.count * (scatters ? world_->num_ranks() : 1);
+    auto* input = reinterpret_cast<int32_t*>(input_[rank]);
+    for (int64_t i = 0; i < count; ++i) input[i] = Value(round, rank, i);
+  }
+
+  void CheckOutput(const Call& call, int rank, int round) {
+    const int64_t first = call.kernel == Kernel::kReduceScatter ? rank * call.count : 0;
+    const auto* output = reinterpret_cast<const int32_t*>(output_[rank]);
+    for (int64_t i = 0; i < call.count; ++i) {
+      uint32_t sum = 0;
+      for (int p = 0; p < world_->num_ranks(); ++p) {
+        sum += static_cast<uint32_t>(Value(round, p, first + i));
+      }
+      if (output[i] == static_cast<int32_t>(sum)) continue;
+      EXPECT_EQ(std::string(Name(call.kernel)) + " in round " + std::to_string(round), "right");
+      return;
+    }
+  }
+
+  World* world_;
+  Buffers input_, output_;
+  std::unique_ptr<Multicast> multicast_input_, multicast_output_;
+  Random random_;
+};
+
+// Counters start just below 2^32, so that each of them wraps around on the way.
+void StartNearWrap(World* world) {
+  for (int r = 0; r < world->num_ranks(); ++r) {
+    SignalPad& pad = world->pad(r);
+    for (int b = 0; b < jcoll::gpu::kMaxBlocks; ++b) {
+      pad.epoch[b] = 0u - 9 - static_cast<uint32_t>(b);
+      pad.line_epoch[b] = 0u - 4 - static_cast<uint32_t>(b);
+      for (int p = 0; p < world->num_ranks(); ++p) pad.inbox[b][p] = pad.epoch[b];
+    }
+  }
+}
+
+void RunSeed(int num_ranks, uint32_t seed, int num_rounds) {
+  jcoll::emulator::Options options;
+  options.delay_seed = seed;
+  jcoll::emulator::SetOptions(options);
+  {
+    World world(num_ranks);
+    StartNearWrap(&world);
+    Program program(&world, seed);
+    for (int round = 0; round < num_rounds; ++round) program.Enqueue(round);
+    world.Synchronize();
+    world.ExpectNoErrors();
+    for (int r = 0; r < num_ranks; ++r) {
+      EXPECT_EQ(world.pad(r).calls, static_cast<uint32_t>(num_rounds));
+      EXPECT(static_cast<int32_t>(world.pad(r).epoch[0]) > 0);       // It has wrapped,
+      EXPECT(static_cast<int32_t>(world.pad(r).line_epoch[0]) > 0);  // and so has this.
+      EXPECT_EQ(world.pad(r).epoch[0], world.pad(0).epoch[0]);
+    }
+  }
+  jcoll::emulator::SetOptions({});
+}
+
+TEST(TwoRanks) {
+  for (uint32_t seed = 1; seed <= 6; ++seed) RunSeed(2, seed, 60);
+}
+TEST(ThreeRanks) {
+  for (uint32_t seed = 1; seed <= 4; ++seed) RunSeed(3, seed, 60);
+}
+TEST(FiveRanks) {
+  for (uint32_t seed = 1; seed <= 2; ++seed) RunSeed(5, seed, 60);
+}
+
+}  // namespace
