@@ -93,6 +93,9 @@ def check_vma() -> bool:
 
 
 def varying_axes(aval: Any) -> frozenset:
+    """The mesh axes that an array type, or a result of jax.eval_shape, varies over."""
+    if isinstance(aval, jax.ShapeDtypeStruct):
+        return aval.manual_axis_type.varying if aval.manual_axis_type else frozenset()
     return aval.mat.varying
 
 

@@ -1,0 +1,83 @@
+"""Gradient accumulation: a rank's batch in several passes, for the memory of one.
+
+The mean over k microbatches of equal size is the mean over the batch: activations exist for one
+microbatch at a time, and the ranks sync once, not k times. Sums in 16 bits would lose what is below
+2^-9 of the sum so far (bfloat16), so they are kept in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import keystr, tree_leaves_with_path
+
+from jcoll import _compat, errors
+from jcoll.comm.mesh import static_int
+
+_WHERE = "layers.accumulate_gradients"
+
+
+def accumulate_gradients(
+    value_and_grad: Callable[[Any, Any], Any], params: Any, batch: Any, num_microbatches: int
+) -> Any:
+    """The mean of value_and_grad(params, microbatch) over the microbatches of this rank's batch.
+
+        local = jax.lax.pcast(params, "data", to="varying")
+        loss, grads = accumulate_gradients(jax.value_and_grad(loss_fn), local, batch, 4)
+        grads = jcoll.sync_gradients(grads, "data", wire_dtype=jnp.bfloat16)    # once
+
+    Args:
+      value_and_grad: a function of (params, microbatch) to any pytree of floating-point arrays that
+        are means over the microbatch: a loss, gradients, metrics. Not one that syncs by itself
+        (`sync_in_backward`): that would send k times.
+      params: passed on.
+      batch: a pytree of arrays whose first dimension is the batch's.
+      num_microbatches: k; it divides the batch.
+
+    Returns:
+      The pytree that value_and_grad returns, 16-bit leaves and narrower ones in float32.
+    """
+    count = static_int(_WHERE, "num_microbatches", num_microbatches)
+    if count < 1:
+        problem = f"num_microbatches={count} is too small; at least 1 is needed."
+        raise ValueError(errors.text(_WHERE, problem, "Pass 1 for the whole batch at once."))
+    _check_batch(batch, count)
+    parts = jax.tree.map(lambda x: x.reshape(count, x.shape[0] // count, *x.shape[1:]), batch)
+    one = jax.eval_shape(value_and_grad, params, jax.tree.map(lambda x: x[0], parts))
+    _check_results(one)
+
+    def step(total: Any, part: Any) -> tuple[Any, None]:
+        values = value_and_grad(params, part)
+        return jax.tree.map(lambda t, v: t + v.astype(t.dtype), total, values), None
+
+    total, _ = jax.lax.scan(step, jax.tree.map(_zeros, one), parts)
+    return jax.tree.map(lambda t: t / jnp.asarray(count, t.dtype), total)
+
+
+def _zeros(like: Any) -> jax.Array:
+    dtype = like.dtype if like.dtype.itemsize > 2 else jnp.float32
+    zeros = jnp.zeros(like.shape, dtype)
+    return _compat.make_varying(zeros, sorted(_compat.varying_axes(like), key=str))
+
+
+def _check_batch(batch: Any, count: int) -> None:
+    for path, leaf in tree_leaves_with_path(batch):
+        name = f"batch{keystr(path)}"
+        if not jnp.ndim(leaf):
+            problem = f"{name} is a scalar; a first dimension, the batch's, is needed."
+            raise ValueError(errors.text(_WHERE, problem, "Close over what is not split."))
+        size = jnp.shape(leaf)[0]
+        if size % count:
+            problem = f"{name} has {size} rows, which {count} microbatches do not divide."
+            fix = f"Pad it to {-(-size // count) * count}, or pass another num_microbatches."
+            raise ValueError(errors.text(_WHERE, problem, fix))
+
+
+def _check_results(one: Any) -> None:
+    for path, leaf in tree_leaves_with_path(one):
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            problem = f"result{keystr(path)} has dtype {leaf.dtype}, which does not hold a mean."
+            raise TypeError(errors.text(_WHERE, problem, "Return floating-point arrays."))
