@@ -1,6 +1,7 @@
 #include "cuda/ffi/call_site.h"
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <string_view>
 #include <utility>
@@ -8,7 +9,7 @@
 namespace jcoll::gpu {
 namespace {
 
-constexpr double kDefaultTimeoutS = 300;          // As jcoll/config.py.
+std::atomic<double> g_default_timeout_s{300};
 constexpr int64_t kMaxNbytes = int64_t{1} << 48;  // So that no product of sizes overflows.
 constexpr char kRecompile[] = "Compile the program with the jcoll version that runs it.";
 
@@ -213,7 +214,9 @@ Call CallSite::ToCall() const {
   return call;
 }
 
-double CallSite::timeout_seconds() const { return timeout_s > 0 ? timeout_s : kDefaultTimeoutS; }
+double CallSite::timeout_seconds() const {
+  return timeout_s > 0 ? timeout_s : g_default_timeout_s.load(std::memory_order_relaxed);
+}
 
 uint64_t CallSite::Fingerprint() const {
   Hash hash;
@@ -238,6 +241,8 @@ std::string CallSite::Where() const {
 Failure CallSite::Error(const std::string& problem, const std::string& remedy) const {
   return {FailureCode::kInvalidArgument, Where() + ": " + problem + "\n  " + remedy};
 }
+
+void SetDefaultTimeout(double seconds) { g_default_timeout_s.store(seconds); }
 
 std::string WhereOf(uint32_t op_id) {
   SiteNames& sites = GetSiteNames();

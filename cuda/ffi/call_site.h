@@ -76,6 +76,9 @@ struct CallSite {
   Failure Error(const std::string& problem, const std::string& remedy) const;
 };
 
+// The timeout of calls that name none, in seconds; at first 300.
+void SetDefaultTimeout(double seconds);
+
 // CallSite::Where of an op_id. Sites are numbered as they are instantiated, and never forgotten: a
 // kernel that gave up may be the last that a program does.
 std::string WhereOf(uint32_t op_id);

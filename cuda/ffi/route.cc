@@ -61,9 +61,14 @@ std::vector<Kernel> AllReduceKernels(const CallSite& site, const Offer& offer) {
       break;
     }
   }
-  kernels.push_back(Kernel::kAllReduceTwoShot);  // Where the first choice refuses the call.
-  kernels.push_back(Kernel::kAllReduceOneShot);
+  if (kernels.back() != Kernel::kAllReduceTwoShot) {
+    kernels.push_back(Kernel::kAllReduceTwoShot);  // Where the first choice refuses the call.
+  }
   return kernels;
+}
+
+bool IsMultimem(Kernel kernel) {
+  return kernel == Kernel::kAllReduceMultimemOneShot || kernel == Kernel::kAllReduceMultimemTwoShot;
 }
 
 std::optional<Kernel> OnlyKernel(Op op) {
@@ -99,17 +104,15 @@ std::variant<Kernel, std::string> ChooseKernel(const CallSite& site, const Offer
   }
   Call call = site.ToCall();
   call.peers.num_ranks = offer.num_ranks;
-  if (offer.multicast) {  // Refusal looks whether there are such addresses, and not at them.
-    call.peers.multicast_input = call.peers.multicast_output = &call;
-  }
   std::string reasons;
   for (const Kernel kernel : kernels) {
     call.kernel = kernel;
-    const auto refusal = Refusal(call, offer.device);
-    if (!refusal) return kernel;
-    if (reasons.find(*refusal) == std::string::npos) {
-      reasons += (reasons.empty() ? "" : "; ") + *refusal;
+    auto refusal = Refusal(call, offer.device);
+    if (!refusal && IsMultimem(kernel) && !offer.multicast) {
+      refusal = "the devices of the group have no multicast addresses (NVLS)";
     }
+    if (!refusal) return kernel;
+    reasons += (reasons.empty() ? "" : "; ") + *refusal;
   }
   return reasons;
 }

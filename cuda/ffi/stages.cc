@@ -104,8 +104,12 @@ std::optional<Failure> Stages::Initialize(Collectives& xla, int device, const Bu
     agreements_[device] = agreement;
   }
   if (agreement->route.path != Path::kUserBuffers || site_.op == Op::kBarrier) return std::nullopt;
-  PeerTable peers;
-  return FillWindows(xla, *clique, buffers, /*is_first=*/true, &peers);
+  Call call = agreement->call;
+  auto failure = FillWindows(xla, *clique, buffers, /*is_first=*/true, &call.peers);
+  if (failure) return failure;
+  const auto refusal = Refusal(call, clique->offer().device);  // Of these very addresses.
+  if (!refusal) return std::nullopt;
+  return site_.Error(*refusal + ".", "Use algorithm=\"xla\".");
 }
 
 Stages::AgreementOr Stages::Agree(Collectives& xla, int device, const Buffers& buffers,

@@ -4,6 +4,7 @@
 
 #include "check.h"
 #include "cuda/ffi/health.h"
+#include "fake_kernels.h"
 #include "job.h"
 
 namespace {
@@ -16,6 +17,11 @@ using fake::Xla;
 using jcoll::gpu::CheckHealth;
 using jcoll::gpu::ErrorKind;
 using jcoll::gpu::ErrorRecord;
+
+void Reset() {
+  fake::Reset();
+  fake::ResetKernels();
+}
 
 // As a kernel would, once, on the device: the fields, and then that they are there.
 void Fail(ErrorRecord* record, ErrorKind kind, uint32_t op_id) {
@@ -40,7 +46,7 @@ bool Says(const std::string& text, const std::string& part) {
 }  // namespace
 
 TEST(AddressesAreAskedForOnce) {
-  fake::Reset();
+  Reset();
   Xla xla;
   Job job(&xla, AllReduce(4, "two_shot"));
   EXPECT(!job.Instantiate());
@@ -63,7 +69,7 @@ TEST(AddressesAreAskedForOnce) {
 }
 
 TEST(WindowsThatXlaMadeAnew) {
-  fake::Reset();
+  Reset();
   Xla xla;
   Job job(&xla, AllReduce(2, "two_shot"));
   EXPECT(!job.Instantiate());
@@ -80,7 +86,7 @@ TEST(WindowsThatXlaMadeAnew) {
 }
 
 TEST(RegistrationsInTheSameOrder) {
-  fake::Reset();
+  Reset();
   Xla xla;
   xla.minor_version = 1;
   const Attributes attributes = AllReduce(4);
@@ -105,7 +111,7 @@ TEST(RegistrationsInTheSameOrder) {
 }
 
 TEST(CommunicatorOfAnotherSize) {
-  fake::Reset();
+  Reset();
   Xla xla;
   xla.make_group = [](fake::Group* group) { group->count_says = 3; };
   Job job(&xla, AllReduce(2));
@@ -114,7 +120,7 @@ TEST(CommunicatorOfAnotherSize) {
 }
 
 TEST(RanksThatAreNotThose) {
-  fake::Reset();
+  Reset();
   Xla xla;
   xla.make_group = [](fake::Group* group) { group->user_rank_says = {{0, 1}, {1, 0}}; };
   Job job(&xla, AllReduce(2));
@@ -124,7 +130,7 @@ TEST(RanksThatAreNotThose) {
 }
 
 TEST(OtherProgramOnOneRank) {
-  fake::Reset();
+  Reset();
   Xla xla;
   Job job(&xla, AllReduce(3, "two_shot"));
   Job deviant(&xla, With(job.attributes, {{"reduce_op", "max"}}));
@@ -142,7 +148,7 @@ TEST(OtherProgramOnOneRank) {
 }
 
 TEST(ARankThatDoesNotCome) {
-  fake::Reset();
+  Reset();
   Xla xla;
   Job job(&xla, With(AllReduce(3), {{"timeout_s", 0.05}}));
   EXPECT(!job.Instantiate());
@@ -154,7 +160,7 @@ TEST(ARankThatDoesNotCome) {
 }
 
 TEST(NonBlockingCommunicator) {
-  fake::Reset();
+  Reset();
   Xla xla;
   xla.make_group = [](fake::Group* group) { group->is_nonblocking = true; };
   Job job(&xla, AllReduce(3));
@@ -164,7 +170,7 @@ TEST(NonBlockingCommunicator) {
 }
 
 TEST(AFailureIsToldOnceAndTheCommunicatorIsDead) {
-  fake::Reset();
+  Reset();
   Xla xla;
   Job job(&xla, AllReduce(2, "two_shot"));
   Job unharmed(&xla, AllReduce(2, "two_shot"));
@@ -204,7 +210,7 @@ TEST(AFailureIsToldOnceAndTheCommunicatorIsDead) {
 }
 
 TEST(RowsOutside) {
-  fake::Reset();
+  Reset();
   Xla xla;
   Job job(&xla, AllReduce(2, "two_shot"));
   EXPECT(!job.Instantiate());
@@ -218,7 +224,7 @@ TEST(RowsOutside) {
 }
 
 TEST(ManyProgramsAtOnce) {
-  fake::Reset();
+  Reset();
   Xla xla;
   // Communicators of their own: any order on any rank.
   std::vector<std::unique_ptr<Job>> jobs;

@@ -4,6 +4,7 @@
 
 #include "check.h"
 #include "cuda/ffi/xla_collectives.h"
+#include "fake_kernels.h"
 #include "job.h"
 
 namespace {
@@ -17,6 +18,11 @@ using fake::Xla;
 using jcoll::Failure;
 using jcoll::gpu::Kernel;
 using jcoll::gpu::XlaCollectives;
+
+void Reset() {
+  fake::Reset();
+  fake::ResetKernels();
+}
 
 // What Instantiate says to attributes of which one is another.
 std::string ErrorWith(const std::string& name, const Attribute& value) {
@@ -33,7 +39,7 @@ bool Says(const std::string& text, const std::string& part) {
 }  // namespace
 
 TEST(Metadata) {
-  fake::Reset();
+  Reset();
   const auto instantiate = fake::MetadataOf(XLA_FFI_ExecutionStage_INSTANTIATE);
   EXPECT(instantiate.state_type_id.type_id != 0);
   const auto execute = fake::MetadataOf(XLA_FFI_ExecutionStage_EXECUTE);
@@ -42,7 +48,7 @@ TEST(Metadata) {
 }
 
 TEST(EveryAttributeIsNeeded) {
-  fake::Reset();
+  Reset();
   for (const auto& [name, value] : AllReduce(4)) {
     Xla xla;
     Attributes attributes = AllReduce(4);
@@ -58,7 +64,7 @@ TEST(EveryAttributeIsNeeded) {
 }
 
 TEST(BadAttributes) {
-  fake::Reset();
+  Reset();
   const std::string where =
       "3 jcoll.all_reduce over axis 'x' (float32[8], direct) called at "
       "train.py:42: ";
@@ -84,7 +90,7 @@ TEST(BadAttributes) {
 }
 
 TEST(KernelOnUserBuffers) {
-  fake::Reset();
+  Reset();
   Xla xla;
   Job job(&xla, With(AllReduce(4, "two_shot"), {{"timeout_s", 1.5}}));
   EXPECT(!job.Instantiate());
@@ -113,8 +119,19 @@ TEST(KernelOnUserBuffers) {
   EXPECT(fake::TakeLog().empty());
 }
 
+TEST(DefaultTimeout) {
+  Reset();
+  Xla xla;
+  jcoll::gpu::SetDefaultTimeout(2.5);
+  Job job(&xla, With(AllReduce(2), {{"timeout_s", 0.0}}));
+  EXPECT(!job.Instantiate());
+  EXPECT(fake::AllWell(job.Run()));
+  jcoll::gpu::SetDefaultTimeout(300);
+  EXPECT_EQ(fake::TakeLaunched().at(0).call.peers.timeout_ns, 2500000000);
+}
+
 TEST(ScratchOfTheKernel) {
-  fake::Reset();
+  Reset();
   Xla xla;
   Job job(&xla, AllReduce(2));
   EXPECT(!job.Instantiate());
@@ -129,7 +146,7 @@ TEST(ScratchOfTheKernel) {
 }
 
 TEST(RanksAreThePlacesInTheGroup) {
-  fake::Reset();
+  Reset();
   Xla xla;
   Job job(&xla, With(AllReduce(2, "two_shot"), {{"groups", std::vector<int64_t>{2, 0, 3, 1}}}));
   EXPECT(!job.Instantiate());
@@ -147,7 +164,7 @@ TEST(RanksAreThePlacesInTheGroup) {
 }
 
 TEST(BuffersMustBeThoseDescribed) {
-  fake::Reset();
+  Reset();
   Xla xla;
   Job job(&xla, AllReduce(2));
   EXPECT(!job.Instantiate());
@@ -159,7 +176,7 @@ TEST(BuffersMustBeThoseDescribed) {
 }
 
 TEST(StagesOutOfOrder) {
-  fake::Reset();
+  Reset();
   Xla xla;
   Job job(&xla, AllReduce(2));
   EXPECT(!job.Instantiate());
@@ -168,7 +185,7 @@ TEST(StagesOutOfOrder) {
 }
 
 TEST(TheExtensionKeepsItsStages) {
-  fake::Reset();
+  Reset();
   Xla xla;
   const std::vector<int64_t> groups = {0, 1};
   auto error_in = [&](XLA_FFI_ExecutionStage stage, auto call) {
@@ -206,7 +223,7 @@ TEST(TheExtensionKeepsItsStages) {
 }
 
 TEST(NoExtension) {
-  fake::Reset();
+  Reset();
   Xla xla;
   xla.has_extension = false;
   Job job(&xla, AllReduce(2));
@@ -217,7 +234,7 @@ TEST(NoExtension) {
 }
 
 TEST(ExtensionOfAnotherVersion) {
-  fake::Reset();
+  Reset();
   Xla other;
   other.major_version = 1;
   Job job(&other, AllReduce(2));
@@ -236,7 +253,7 @@ TEST(ExtensionOfAnotherVersion) {
 }
 
 TEST(NothingToDo) {
-  fake::Reset();
+  Reset();
   Xla xla;
   Job job(&xla, With(AllReduce(2), {{"count", int64_t{0}}}));
   EXPECT(!job.Instantiate());

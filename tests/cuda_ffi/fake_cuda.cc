@@ -3,18 +3,11 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <vector>
 
 #include "cuda/ffi/device.h"
-
-// Defined here only; cudaStream_t points to it.
-struct CUstream_st {
-  std::mutex mu;
-  std::deque<fake::Step> steps;
-};
 
 namespace fake {
 namespace {
@@ -31,24 +24,6 @@ Devices& devices() {
 }
 
 int current_device() { return t_device; }
-
-cudaStream_t NewStream() {
-  static auto* streams = new std::vector<std::unique_ptr<CUstream_st>>();
-  std::lock_guard<std::mutex> lock(g_mu);
-  streams->push_back(std::make_unique<CUstream_st>());
-  return streams->back().get();
-}
-
-void Enqueue(cudaStream_t stream, Step step) {
-  std::lock_guard<std::mutex> lock(stream->mu);
-  stream->steps.push_back(std::move(step));
-}
-
-bool Advance(cudaStream_t stream) {
-  std::lock_guard<std::mutex> lock(stream->mu);
-  while (!stream->steps.empty() && stream->steps.front()()) stream->steps.pop_front();
-  return stream->steps.empty();
-}
 
 void* NewMemory(size_t nbytes) {
   static auto* all = new std::vector<std::unique_ptr<char[]>>();
@@ -90,7 +65,7 @@ std::optional<Failure> AllocateHost(size_t nbytes, void** host, void** device) {
 }
 
 std::optional<Failure> NewStream(cudaStream_t* stream) {
-  *stream = fake::NewStream();
+  *stream = fake::NewStream(fake::t_device);
   return std::nullopt;
 }
 

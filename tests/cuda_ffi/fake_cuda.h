@@ -1,11 +1,10 @@
-// A CUDA runtime on the host, as far as cuda/ffi/device.h asks for one. Memory is the host's; a
-// stream is a queue that goes on when somebody asks whether it is done.
+// A CUDA runtime on the host, as far as cuda/ffi/device.h asks for one. Memory is the host's; of
+// streams there are two kinds to link, fake_streams.cc and emulated_streams.cc.
 #pragma once
 
 #include <cstddef>
 #include <functional>
 #include <map>
-#include <set>
 
 #include "cuda/kernels/launch.h"
 
@@ -25,7 +24,7 @@ int current_device();
 // Of a stream: true once the operation is done, which may depend on other ranks.
 using Step = std::function<bool()>;
 void Enqueue(cudaStream_t stream, Step step);
-cudaStream_t NewStream();
+cudaStream_t NewStream(int device);
 // Runs what can be run; whether nothing is left.
 bool Advance(cudaStream_t stream);
 

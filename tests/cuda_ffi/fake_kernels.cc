@@ -24,13 +24,15 @@ std::vector<Launched> TakeLaunched() {
   return taken;
 }
 
-void Refuse(jcoll::gpu::Kernel kernel, bool refuses) {
+void Refuse(jcoll::gpu::Kernel kernel) {
   std::lock_guard<std::mutex> lock(g_mu);
-  if (refuses) {
-    g_refused.insert(kernel);
-  } else {
-    g_refused.erase(kernel);
-  }
+  g_refused.insert(kernel);
+}
+
+void ResetKernels() {
+  std::lock_guard<std::mutex> lock(g_mu);
+  g_launched.clear();
+  g_refused.clear();
 }
 
 }  // namespace fake
@@ -44,9 +46,6 @@ const char* Name(Kernel kernel) {
 std::optional<std::string> Refusal(const Call& call, const DeviceFacts&) {
   std::lock_guard<std::mutex> lock(fake::g_mu);
   if (fake::g_refused.count(call.kernel)) return "kernel refuses the call";
-  const bool is_multimem = call.kernel == Kernel::kAllReduceMultimemOneShot ||
-                           call.kernel == Kernel::kAllReduceMultimemTwoShot;
-  if (is_multimem && call.peers.multicast_input == nullptr) return "multimem needs NVLS";
   if (call.kernel == Kernel::kPlanSimple || call.kernel == Kernel::kPlanLL) {
     if (call.program == nullptr) return "there is no program";
   }

@@ -15,7 +15,9 @@ struct Launched {
 // Since it was last asked, by rank: one launch of each rank in order.
 std::vector<Launched> TakeLaunched();
 
-// Kernels that refuse every call, in the words of Refusal.
-void Refuse(jcoll::gpu::Kernel kernel, bool refuses = true);
+// From now on the kernel refuses every call.
+void Refuse(jcoll::gpu::Kernel kernel);
+// Nothing launched, nothing refused.
+void ResetKernels();
 
 }  // namespace fake

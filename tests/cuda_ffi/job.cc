@@ -10,8 +10,6 @@
 namespace fake {
 namespace {
 
-using jcoll::gpu::Kernel;
-
 int64_t Int(const Attributes& attributes, const char* name) { return attributes.at(name).integer; }
 
 Array NewArray(int64_t count, XLA_FFI_DataType dtype = XLA_FFI_DataType_F32, int64_t width = 4) {
@@ -87,7 +85,7 @@ Job::Job(Xla* runtime, Attributes given)
   for (size_t rank = 0; rank < ranks; ++rank) {
     inputs.push_back({NewArray(in)});
     outputs.push_back({NewArray(out)});
-    streams.push_back(NewStream());
+    streams.push_back(NewStream(static_cast<int>(rank)));
     if (attributes.at("op").text != "ragged_all_to_all") continue;
     inputs.back().push_back(NewArray(out));
     for (int i = 0; i < 4; ++i) {
@@ -164,10 +162,6 @@ bool Has(const std::vector<std::string>& texts, const std::string& part) {
 void Reset() {
   nccl::Set(NewNccl());
   devices() = {};
-  Refuse(Kernel::kAllReduceOneShotLL, false);
-  Refuse(Kernel::kAllReduceOneShot, false);
-  Refuse(Kernel::kAllReduceTwoShot, false);
-  TakeLaunched();
   jcoll::gpu::SetLogSink([](const std::string& text) {
     std::lock_guard<std::mutex> lock(log().mu);
     log().texts.push_back(text);

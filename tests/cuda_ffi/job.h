@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "fake_cuda.h"
-#include "fake_kernels.h"
 #include "fake_nccl.h"
 #include "fake_xla.h"
 
@@ -62,7 +61,7 @@ std::string Join(const Errors& errors);
 std::vector<std::string> TakeLog();
 bool Has(const std::vector<std::string>& texts, const std::string& part);
 
-// NCCL, devices, kernels and the log as a test finds them.
+// NCCL, the devices and the log as a test finds them.
 void Reset();
 
 }  // namespace fake
