@@ -52,7 +52,8 @@ def all_reduce(
         bfloat16 and 8-bit floats are accumulated in float32 and rounded once; integers wrap; a mean
         of integers is a float; bools are counted in int32.
       axis_index_groups: reduces within each group of indices of the axis; each index once.
-      algorithm: "auto", "direct" (jcoll's in-process runtime on CPU), or "xla" (XLA's collective).
+      algorithm: "auto", "direct" (jcoll's own, in one step), "xla" (XLA's collective), or one of
+        docs/algorithms.md; "multimem", the NVLink switch adds, is CUDA's only.
       timeout_s: seconds to wait for the last rank; None: JCOLL_TIMEOUT.
 
     Returns:
