@@ -18,6 +18,7 @@ from jax.tree_util import keystr, tree_leaves_with_path
 
 from jcoll import _compat, errors
 from jcoll.comm.mesh import make_call
+from jcoll.layers.layout import leaf_specs
 from jcoll.ops.all_reduce import all_reduce
 
 _WHERE = "layers.global_norm"
@@ -39,7 +40,7 @@ def global_norm(
     """
     parts: dict[tuple, list[jax.Array]] = defaultdict(list)
     entries = tree_leaves_with_path(tree)
-    for (path, leaf), spec in zip(entries, _leaf_specs(tree, specs), strict=True):
+    for (path, leaf), spec in zip(entries, leaf_specs(_WHERE, tree, specs), strict=True):
         axes = _axes(spec)
         _check_leaf(path, leaf, axes)
         wide = leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
@@ -77,21 +78,6 @@ def clip_by_global_norm(
     limit = jnp.asarray(max_norm, norm.dtype)
     scale = limit / jnp.maximum(norm, limit)  # Exactly 1 up to the limit; never 0 / 0.
     return jax.tree.map(lambda g: (g * scale.astype(g.dtype)).astype(g.dtype), grads), norm
-
-
-def _leaf_specs(tree: Any, specs: Any) -> list[PartitionSpec]:
-    def is_spec(x: Any) -> bool:
-        return x is None or isinstance(x, PartitionSpec)
-
-    try:
-        full = jax.tree.map(
-            lambda spec, sub: jax.tree.map(lambda _: spec, sub), specs, tree, is_leaf=is_spec
-        )
-    except ValueError as error:
-        problem = f"specs is no prefix of the gradients' tree: {error}."
-        fix = "Pass a pytree of PartitionSpecs like the one that jax.shard_map takes."
-        raise ValueError(errors.text(_WHERE, problem, fix)) from None
-    return [spec or PartitionSpec() for spec in jax.tree.leaves(full, is_leaf=is_spec)]
 
 
 def _axes(spec: PartitionSpec) -> tuple:

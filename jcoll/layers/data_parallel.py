@@ -98,10 +98,10 @@ def sync_gradients(
     call = make_call(
         "sync_gradients", axis_name, **settings, need_uniform=False, plan_op="all_reduce"
     )
-    _check_arguments(call.where, op, wire_dtype, bucket_bytes, join_bytes)
+    check_arguments(call.where, op, wire_dtype, bucket_bytes, join_bytes)
     entries, treedef = tree_flatten_with_path(grads)
     results = [leaf for _, leaf in entries]
-    live = [i for i, leaf in enumerate(results) if not _is_float0(leaf)]
+    live = [i for i, leaf in enumerate(results) if not is_float0(leaf)]
     live.sort(key=lambda i: _order_key(entries[i][0]), reverse=True)
     arrays = [_checked_array(*entries[i], op, call) for i in live]
     reduce = functools.partial(
@@ -161,7 +161,7 @@ def sync_in_backward(
     """
     settings: dict[str, Any] = {"algorithm": algorithm, "timeout_s": timeout_s}
     call = make_call("sync_in_backward", axis_name, **settings, plan_op="all_reduce")
-    _check_arguments(call.where, op, wire_dtype, bucket_bytes, join_bytes)
+    check_arguments(call.where, op, wire_dtype, bucket_bytes, join_bytes)
     sync = functools.partial(
         sync_gradients,
         axis_name=axis_name,
@@ -179,12 +179,12 @@ def sync_in_backward(
         return jax.tree.map(vary, tree)
 
     def backward(_: None, grads: Any) -> Any:
-        live = jax.tree.map(lambda g: g if _is_float0(g) else vary(g), grads)
+        live = jax.tree.map(lambda g: g if is_float0(g) else vary(g), grads)
         # A gradient has the type of its parameter.
         return (jax.tree.map(_like_parameter, sync(live), varied),)
 
     def _like_parameter(grad: Any, axes: frozenset) -> Any:
-        return grad if _is_float0(grad) else _compat.make_varying(grad, sorted(axes, key=str))
+        return grad if is_float0(grad) else _compat.make_varying(grad, sorted(axes, key=str))
 
     mark.defvjp(lambda tree: (mark(tree), None), backward)
     return mark(params)
@@ -203,7 +203,8 @@ def _order_key(path: tuple) -> tuple:
     return tuple(map(part, path))
 
 
-def _is_float0(leaf: Any) -> bool:
+def is_float0(leaf: Any) -> bool:
+    """Whether this is the gradient of an integer input: nothing, by its type."""
     return getattr(leaf, "dtype", None) == jax.dtypes.float0
 
 
@@ -218,7 +219,7 @@ def _checked_array(path: tuple, leaf: Any, op: str, call: Call) -> jax.Array:
         raise TypeError(errors.text(call.where, problem, fix))
     array = _primitive.as_array(call, leaf, f"leaf {_name(path)}")
     _check_dtype(path, array, op, call)
-    _check_varying(path, array, call)
+    check_varying(_name(path), array, call)
     return array
 
 
@@ -229,7 +230,8 @@ def _check_dtype(path: tuple, array: jax.Array, op: str, call: Call) -> None:
         raise TypeError(errors.text(call.where, problem, fix))
 
 
-def _check_varying(path: tuple, array: jax.Array, call: Call) -> None:
+def check_varying(name: str, array: jax.Array, call: Call) -> None:
+    """Refuses a gradient that JAX has summed over the ranks already."""
     if not _compat.check_vma():
         return
     aval = jax.typeof(array)
@@ -239,7 +241,7 @@ def _check_varying(path: tuple, array: jax.Array, call: Call) -> None:
         return
     axes = repr(fixed[0] if len(fixed) == 1 else fixed)
     problem = (
-        f"leaf {_name(path)}, {aval.str_short()}, is the same on all ranks of axis {axes}; a "
+        f"leaf {name}, {aval.str_short()}, is the same on all ranks of axis {axes}; a "
         "gradient that is still to be summed differs between them. With check_vma=True, jax.grad "
         "with respect to a replicated parameter has summed it (not averaged) already."
     )
@@ -251,9 +253,10 @@ def _check_varying(path: tuple, array: jax.Array, call: Call) -> None:
     raise ValueError(errors.text(call.where, problem, fix))
 
 
-def _check_arguments(
+def check_arguments(
     where: str, op: str, wire_dtype: Any, bucket_bytes: int, join_bytes: int
 ) -> None:
+    """Refuses what is no way to sync gradients."""
     refuse_traced(where, op=op)
     if not isinstance(op, str) or op not in _OPS:
         problem = f"op={op!r} is no way to combine gradients; 'mean' or 'sum' is needed."
