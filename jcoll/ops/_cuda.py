@@ -39,12 +39,6 @@ _REDUCED_FP8 = (jnp.float8_e4m3fn, jnp.float8_e5m2)
 
 _BOOLS_AS = {"and": "min", "or": "max"}  # Of 0 and 1.
 
-# What the NVLink switch adds in float32, from sm_90 on and for more than two GPUs.
-_MULTIMEM_OPS = ("sum", "mean")
-_MULTIMEM_DTYPES = ("float32", "float16", "bfloat16")
-_MULTIMEM_MIN_RANKS = 3
-
-
 # What can be served
 
 
@@ -61,12 +55,23 @@ def obstacle(mesh: Any, call: Call, avals: Any, reduce_op: str | None) -> str | 
     return None
 
 
+# Which reductions the kernels have: cuda/kernels/refusal.cc.
+
+
 def _reduction_obstacle(dtype: Any, reduce_op: str | None) -> str | None:
-    if jnp.issubdtype(dtype, jnp.complexfloating):
-        return f"on CUDA no kernel reduces {dtype}"
+    is_complex = jnp.issubdtype(dtype, jnp.complexfloating)
+    if is_complex and reduce_op not in ("sum", "mean", None):
+        return f"on CUDA no kernel has a {reduce_op} of {dtype}"
     if reduce_op in ("and", "or") and dtype != jnp.bool_:
         return f"on CUDA no kernel has the bitwise {reduce_op!r}"
     return None
+
+
+def _switch_reduces(dtype: Any, reduce_op: str | None) -> bool:
+    """Whether the NVLink switch does. (It has a max of 16-bit floats, which loses NaN.)"""
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return reduce_op in ("sum", "mean", None) and jnp.finfo(dtype).bits > 8
+    return np.dtype(dtype).itemsize >= 4 and reduce_op in ("sum", "min", "max", None)
 
 
 def placement(mesh: Any, call: Call) -> world.Placement:
@@ -92,11 +97,9 @@ def describe(
 
 
 def _multimem_obstacle(call: Call, dtype: Any, reduce_op: str | None) -> str | None:
-    if reduce_op not in (*_MULTIMEM_OPS, None) or str(dtype) not in _MULTIMEM_DTYPES:
+    if not _switch_reduces(dtype, reduce_op):
         return f"the switch has no {reduce_op or 'reduction'} of {dtype}"
-    if call.num_ranks < _MULTIMEM_MIN_RANKS:
-        return f"the switch needs {_MULTIMEM_MIN_RANKS} ranks"
-    # What the switch can is known to the runtime alone, once all ranks have met.
+    # What the GPUs can is known to the runtime alone, once all ranks have met.
     return None if call.algorithm == "multimem" else "direct takes it where the GPUs can"
 
 
