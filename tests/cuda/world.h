@@ -65,7 +65,8 @@ class Buffers {
 
 class World {
  public:
-  explicit World(int num_ranks) : pads_(num_ranks), errors_(num_ranks) {
+  explicit World(int num_ranks)
+      : pads_(num_ranks), errors_(num_ranks), scratch_(num_ranks, MostScratchNbytes(num_ranks)) {
     for (int r = 0; r < num_ranks; ++r) streams_.push_back(std::make_unique<Stream>(r));
   }
 
@@ -82,15 +83,12 @@ class World {
     peers.num_ranks = num_ranks();
     peers.error = &errors_[rank];
     peers.timeout_ns = timeout_ns_;
-    const int64_t scratch_nbytes = jcoll::gpu::ScratchNbytes(call);
-    if (scratch_nbytes > 0 && !scratch_) {
-      scratch_ = std::make_unique<Buffers>(num_ranks(), scratch_nbytes);
-    }
+    EXPECT(jcoll::gpu::ScratchNbytes(call) <= scratch_.nbytes());
     for (int p = 0; p < num_ranks(); ++p) {
       peers.pad[p] = &pads_[p];
       if (input != nullptr) peers.input[p] = (*input)[p];
       if (output != nullptr) peers.output[p] = (*output)[p];
-      if (scratch_) peers.scratch[p] = (*scratch_)[p];
+      peers.scratch[p] = scratch_[p];
     }
     return call;
   }
@@ -107,7 +105,7 @@ class World {
   void Run(const Call& call, const Buffers* input, const Buffers* output, int absent = -1) {
     const auto multicast_input = input != nullptr ? input->MakeMulticast() : nullptr;
     const auto multicast_output = output != nullptr ? output->MakeMulticast() : nullptr;
-    std::vector<Call> calls;  // Scratch is there before anybody runs.
+    std::vector<Call> calls;
     for (int r = 0; r < num_ranks(); ++r) {
       calls.push_back(ForRank(call, r, input, output));
       if (multicast_input) calls[r].peers.multicast_input = multicast_input->address();
@@ -128,11 +126,18 @@ class World {
   }
 
  private:
+  static int64_t MostScratchNbytes(int num_ranks) {
+    Call call;
+    call.kernel = Kernel::kAllReduceOneShotLL;
+    call.peers.num_ranks = num_ranks;
+    return jcoll::gpu::ScratchNbytes(call);
+  }
+
   // Everything that the kernels can use.
   const jcoll::gpu::DeviceFacts device_ = {100, 108};
   std::vector<SignalPad> pads_;
   std::vector<ErrorRecord> errors_;
-  std::unique_ptr<Buffers> scratch_;
+  Buffers scratch_;
   std::vector<std::unique_ptr<Stream>> streams_;
   uint64_t timeout_ns_ = 60'000'000'000;
 };
