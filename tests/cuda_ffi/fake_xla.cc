@@ -358,11 +358,15 @@ const XLA_FFI_Extension* Base(const ExtensionOfCall* extension) {
 Instruction::Instruction(Xla* xla, Attributes attributes)
     : xla_(xla), attributes_(std::move(attributes)) {}
 
-Instruction::~Instruction() {
+Instruction::~Instruction() { Unload(); }
+
+void Instruction::Unload() {
   if (state_ != nullptr) Deleter()(state_);
+  state_ = nullptr;
 }
 
 std::optional<std::string> Instruction::Instantiate() {
+  Unload();
   return Run(XLA_FFI_ExecutionStage_INSTANTIATE, 0, {}, {});
 }
 

@@ -93,7 +93,8 @@ class Instruction {
   Instruction(Xla* xla, Attributes attributes);
   ~Instruction();
 
-  // The stages. What the handler said if it failed: the code's number and the text.
+  // The stages; Instantiate loads the program anew. What the handler said if it failed: the code's
+  // number and the text.
   std::optional<std::string> Instantiate();
   std::optional<std::string> Run(XLA_FFI_ExecutionStage stage, int device,
                                  const std::vector<Array>& inputs,
@@ -103,6 +104,8 @@ class Instruction {
                                     const std::vector<Array>& outputs, cudaStream_t stream);
 
  private:
+  void Unload();
+
   Xla* xla_;
   Attributes attributes_;
   void* state_ = nullptr;
