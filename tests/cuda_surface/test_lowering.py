@@ -117,6 +117,7 @@ def test_matrix(case: Case) -> None:
                 check_types(call)
             if algorithm == "direct" and case.op in MADE_OF:
                 assert [call["op"] for call in calls] == MADE_OF[case.op]
+                assert {call["algorithm"] for call in calls} == {"direct"}
             elif case.op != "ragged_all_to_all":
                 (call,) = calls
                 assert call.pop("call_site").startswith("cuda_surface/test_lowering.py:")
