@@ -1,0 +1,70 @@
+// What Python sees of the CUDA library: jcoll._cuda.
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <sstream>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "csrc/plan_store.h"
+#include "cuda/ffi/call_site.h"
+#include "cuda/ffi/handler.h"
+#include "cuda/ffi/health.h"
+#include "cuda/ffi/log_once.h"
+
+namespace py = pybind11;
+
+namespace {
+
+// {target name: {stage: capsule}}, as jax.ffi.register_ffi_target takes it.
+py::dict Targets() {
+  py::dict targets;
+  for (const jcoll::gpu::FfiTarget& target : jcoll::gpu::FfiTargets()) {
+    py::dict stages;
+    stages["instantiate"] = py::capsule(target.instantiate);
+    stages["prepare"] = py::capsule(target.prepare);
+    stages["initialize"] = py::capsule(target.initialize);
+    stages["execute"] = py::capsule(target.execute);
+    targets[py::str(target.name)] = stages;
+  }
+  return targets;
+}
+
+// "sm_80", ...: what the build was told, in its words ("80-real;90a-real;100").
+std::vector<std::string> Architectures() {
+  std::vector<std::string> names;
+  std::istringstream list(JCOLL_CUDA_ARCHITECTURES);
+  for (std::string name; std::getline(list, name, ',');) {
+    names.push_back("sm_" + name.substr(0, name.find('-')));
+  }
+  return names;
+}
+
+// `maker`(op, algorithm, num_ranks, root) -> bytes; its exceptions become the call's error.
+void SetPlanMaker(py::object maker) {
+  // Lives as long as the process: XLA may instantiate a program at any time.
+  auto* fn = new py::object(std::move(maker));
+  jcoll::SetPlanMaker([fn](const jcoll::PlanKey& key) -> std::variant<std::string, jcoll::Failure> {
+    py::gil_scoped_acquire gil;
+    try {
+      return std::string((*fn)(key.op, key.algorithm, key.num_ranks, key.root).cast<py::bytes>());
+    } catch (const std::exception& e) {
+      return jcoll::Failure{jcoll::FailureCode::kInvalidArgument, e.what()};
+    }
+  });
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_cuda, m) {
+  m.doc() = "The CUDA runtime of jcoll.";
+  m.def("targets", &Targets);
+  m.def("architectures", &Architectures);
+  m.def("check_health", &jcoll::gpu::CheckHealth);
+  m.def("set_default_timeout", &jcoll::gpu::SetDefaultTimeout, py::arg("seconds"));
+  m.def("set_plan_maker", &SetPlanMaker, py::arg("maker"));
+  m.def("forget_plans", &jcoll::ForgetPlans);
+}
