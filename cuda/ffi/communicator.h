@@ -20,7 +20,11 @@ namespace jcoll::gpu {
 // same order. They wait for the others on the host, with a deadline, and so belong in Initialize.
 class Communicator {
  public:
-  // `device` is current. Fails if the communicator has not `num_ranks` ranks.
+  // The communicator's device is current. Fails if it has not `num_ranks` ranks.
+  //
+  // This rank is the place of the device in its group, as XLA makes communicators in the order of
+  // the groups' ids. That the device is the one which the program takes for this rank cannot be
+  // seen from here: a handler is not told its device's logical id.
   static std::variant<std::unique_ptr<Communicator>, Failure> Open(const nccl::Api* api,
                                                                    nccl::Comm* comm, int num_ranks);
 

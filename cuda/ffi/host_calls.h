@@ -1,5 +1,6 @@
 // Collectives by NCCL's own functions, on the stream of the call: where our kernels cannot reach
-// the peers, as between nodes.
+// the peers, as between nodes. NCCL adds 16-bit floats in their own precision, rounding at every
+// rank, and guards only by its own deadline against ranks that do not come.
 #pragma once
 
 #include <optional>

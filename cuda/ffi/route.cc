@@ -51,6 +51,7 @@ std::vector<Kernel> AllReduceKernels(const CallSite& site, const Offer& offer) {
     if (nbytes <= kMultimemOneShotNbytes) return {Kernel::kAllReduceMultimemOneShot};
     return {Kernel::kAllReduceMultimemTwoShot};
   }
+  if (site.algorithm != "direct") return {};
   std::vector<Kernel> kernels;
   if (offer.multicast && nbytes > kMultimemFromNbytes) {
     kernels.push_back(Kernel::kAllReduceMultimemTwoShot);
@@ -91,17 +92,23 @@ std::optional<Kernel> OnlyKernel(Op op) {
   return std::nullopt;
 }
 
+// The kernels by which an algorithm does an op, the best first; none: it does not.
+// jcoll/algorithms/kernels.py has the same table.
+std::vector<Kernel> KernelsOf(const CallSite& site, const Offer& offer) {
+  if (!site.plan_op.empty()) {
+    if (site.op == Op::kRaggedAllToAll) return {};  // Plans move blocks of one size.
+    return {Kernel::kPlanLL, Kernel::kPlanSimple};
+  }
+  if (site.op == Op::kAllReduce) return AllReduceKernels(site, offer);
+  if (site.algorithm != "direct" && site.algorithm != "one_shot") return {};
+  return {*OnlyKernel(site.op)};
+}
+
 // One of the algorithm's kernels that serves the call; or why none does.
 std::variant<Kernel, std::string> ChooseKernel(const CallSite& site, const Offer& offer) {
   if (!offer.no_kernels.empty()) return offer.no_kernels;
-  std::vector<Kernel> kernels;
-  if (!site.plan_op.empty()) {
-    kernels = {Kernel::kPlanLL, Kernel::kPlanSimple};
-  } else if (const auto only = OnlyKernel(site.op)) {
-    kernels = {*only};
-  } else {
-    kernels = AllReduceKernels(site, offer);
-  }
+  const std::vector<Kernel> kernels = KernelsOf(site, offer);
+  if (kernels.empty()) return "there is no such algorithm for " + site.op_name;
   Call call = site.ToCall();
   call.peers.num_ranks = offer.num_ranks;
   std::string reasons;

@@ -185,6 +185,21 @@ TEST(NcclWithoutPeerPointers) {
   EXPECT_EQ(xla.num_window_requests(), 0);
 }
 
+TEST(ABrokenCommunicator) {
+  Reset();
+  fake::nccl::Set(fake::OldNccl());
+  Xla xla;
+  Job job(&xla, AllReduce(2));
+  EXPECT(!job.Instantiate());
+  EXPECT(fake::AllWell(job.Run()));
+  job.group()->is_broken = true;
+  EXPECT(
+      fake::AllSay(job.Stage(XLA_FFI_ExecutionStage_EXECUTE),
+                   "13 jcoll.all_reduce over axis 'x' (float32[8], direct) called at train.py:42:"
+                   " jcoll: the communicator of NCCL 2.27.3 failed: internal error"));
+  EXPECT_EQ(UserCalls(job, 0).size(), 1);
+}
+
 TEST(NoNccl) {
   Reset();
   fake::nccl::Set(jcoll::Failure{jcoll::FailureCode::kInternal, "NCCL was not found"});
@@ -333,6 +348,19 @@ TEST(AKernelThatRefuses) {
   nothing.outputs[0][0].dtype = nothing.outputs[1][0].dtype = XLA_FFI_DataType_S16;
   EXPECT(!nothing.Instantiate());
   EXPECT(fake::AllSay(nothing.Run(), "NCCL does not reduce int16"));
+}
+
+TEST(AlgorithmsThatAnOpHasNot) {
+  Reset();
+  Xla xla;
+  for (const char* algorithm : {"two_shot", "multimem", "gossip"}) {
+    Job job(&xla, With(AllReduce(2, algorithm), {{"op", "all_gather"}, {"reduce_op", ""}}));
+    EXPECT(!job.Instantiate());
+    EXPECT(fake::AllSay(job.Run(), "there is no such algorithm for all_gather"));
+  }
+  Job all_reduce(&xla, AllReduce(2, "gossip"));
+  EXPECT(!all_reduce.Instantiate());
+  EXPECT(fake::AllSay(all_reduce.Run(), "there is no such algorithm for all_reduce"));
 }
 
 TEST(PlansNeedTheirProgram) {

@@ -38,6 +38,7 @@ struct Functions {
   static const char* GetErrorString(nccl::Result) { return "internal error"; }
   static nccl::Result CommGetAsyncError(nccl::Comm* comm, nccl::Result* error) {
     *error = comm->is_in_progress ? nccl::kInProgress : nccl::kSuccess;
+    if (comm->group->is_broken) *error = kError;
     comm->is_in_progress = false;
     return nccl::kSuccess;
   }

@@ -43,6 +43,7 @@ class Group {
   int domain_size = 1 << 20;          // Ranks of one reach each other's memory.
   bool has_multicast = false;
   int registration_fails_on = -1;  // A rank.
+  bool is_broken = false;          // CommGetAsyncError says so.
   bool is_nonblocking = false;     // Calls that wait for others return kInProgress at first.
 
   // What happened.
