@@ -198,6 +198,17 @@ _lowered_each: Counter[Any] = Counter()
 _lowered_each_lock = threading.Lock()
 
 
+def checkpoint_names(params: dict[str, Any]) -> set[str]:
+    """The names that `jax.ad_checkpoint.checkpoint_name` gives in the function of a jax.custom_vjp.
+
+    `params`: what a policy of jax.checkpoint is told of its call, which is one operation to it.
+    """
+    if "call_jaxpr" not in params:
+        return set()
+    equations = params["call_jaxpr"].jaxpr.eqns
+    return {eqn.params["name"] for eqn in equations if eqn.primitive.name == "name"}
+
+
 def distributed_client() -> Any:
     """The client of jax.distributed's key-value store. RuntimeError if there is none."""
     client = _distributed.global_state.client

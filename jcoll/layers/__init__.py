@@ -1,33 +1,47 @@
 """Parts of parallel training loops, made of collectives."""
 
+from jcoll.layers import zero as zero
+from jcoll.layers.accumulation import accumulate_gradients as accumulate_gradients
 from jcoll.layers.attention import blockwise_attention as blockwise_attention
+from jcoll.layers.clip import clip_by_global_norm as clip_by_global_norm
+from jcoll.layers.clip import global_norm as global_norm
+from jcoll.layers.collective_matmul import all_gather_matmul as all_gather_matmul
+from jcoll.layers.collective_matmul import matmul_reduce_scatter as matmul_reduce_scatter
 from jcoll.layers.context_parallel import all_gather_attention as all_gather_attention
 from jcoll.layers.context_parallel import ring_attention as ring_attention
 from jcoll.layers.context_parallel import ulysses_attention as ulysses_attention
+from jcoll.layers.data_parallel import sync_gradients as sync_gradients
+from jcoll.layers.data_parallel import sync_in_backward as sync_in_backward
+from jcoll.layers.finite import FiniteReport as FiniteReport
+from jcoll.layers.finite import check_finite as check_finite
 from jcoll.layers.sequence_placement import from_zigzag as from_zigzag
 from jcoll.layers.sequence_placement import positions_of as positions_of
 from jcoll.layers.sequence_placement import to_zigzag as to_zigzag
-from jcoll.layers.collective_matmul import all_gather_matmul as all_gather_matmul
-from jcoll.layers.collective_matmul import matmul_reduce_scatter as matmul_reduce_scatter
-from jcoll.layers.data_parallel import sync_gradients as sync_gradients
 from jcoll.layers.tensor_parallel import column_parallel as column_parallel
 from jcoll.layers.tensor_parallel import row_parallel as row_parallel
 from jcoll.layers.vocab_parallel import vocab_parallel_cross_entropy as vocab_parallel_cross_entropy
 from jcoll.layers.vocab_parallel import vocab_parallel_embedding as vocab_parallel_embedding
 
 __all__ = [
+    "FiniteReport",
+    "accumulate_gradients",
     "all_gather_attention",
     "all_gather_matmul",
     "blockwise_attention",
+    "check_finite",
+    "clip_by_global_norm",
     "column_parallel",
     "from_zigzag",
+    "global_norm",
     "matmul_reduce_scatter",
     "positions_of",
     "ring_attention",
     "row_parallel",
     "sync_gradients",
+    "sync_in_backward",
     "to_zigzag",
     "ulysses_attention",
     "vocab_parallel_cross_entropy",
     "vocab_parallel_embedding",
+    "zero",
 ]

@@ -152,7 +152,8 @@ def sync_in_backward(
 
     Args: `params` a pytree of arrays; the others as in `sync_gradients`. With check_vma=True
     parameters that are replicated over the axis are made varying here, so no `pcast` is needed, and
-    their gradients are replicated.
+    their gradients are replicated. (In the body of a scan that cast makes it keep a copy of all
+    layers' parameters; `jax.checkpoint(layer, policy=zero.keep_arithmetic)` does not.)
 
     Returns: `params`, varying over the axis.
 
@@ -171,22 +172,20 @@ def sync_in_backward(
         wire_dtype=wire_dtype,
         **settings,
     )
-    vary = functools.partial(_compat.make_varying, axes=call.axes)
+    vary_leaf = functools.partial(_compat.make_varying, axes=call.axes)
+    vary = functools.partial(jax.tree.map, vary_leaf)
     varied = jax.tree.map(lambda p: _compat.varying_axes(jax.typeof(p)), params)
 
-    @jax.custom_vjp
-    def mark(tree: Any) -> Any:
-        return jax.tree.map(vary, tree)
-
-    def backward(_: None, grads: Any) -> Any:
-        live = jax.tree.map(lambda g: g if is_float0(g) else vary(g), grads)
-        # A gradient has the type of its parameter.
-        return (jax.tree.map(_like_parameter, sync(live), varied),)
-
-    def _like_parameter(grad: Any, axes: frozenset) -> Any:
+    def typed(grad: Any, axes: frozenset) -> Any:
+        """As its parameter is: a gradient has the same type."""
         return grad if is_float0(grad) else _compat.make_varying(grad, sorted(axes, key=str))
 
-    mark.defvjp(lambda tree: (mark(tree), None), backward)
+    def backward(_: None, grads: Any) -> Any:
+        live = jax.tree.map(lambda g: g if is_float0(g) else vary_leaf(g), grads)
+        return (jax.tree.map(typed, sync(live), varied),)
+
+    mark = jax.custom_vjp(vary)
+    mark.defvjp(lambda tree: (vary(tree), None), backward)
     return mark(params)
 
 

@@ -36,6 +36,7 @@ from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from jcoll import _compat, errors
 from jcoll.comm.mesh import AxisName, make_call, static_int
@@ -95,11 +96,13 @@ def gather(
     @jax.custom_vjp
     def gathered(xs: list[Any]) -> list[Any]:
         xs = [_cast(x, dtype) for x in xs]
-        return [_vary(x, transfer) for x in _shards.gather_leaves(xs, plan, transfer)]
+        whole = _shards.gather_leaves(xs, plan, transfer)
+        return [checkpoint_name(_vary(x, transfer), _GATHERED) for x in whole]
 
     def backward(_: None, cts: list[Any]) -> tuple[list[Any]]:
         return (_reduced_like(types, cts, plan, transfer),)
 
+    # `gathered` again, which stays one operation in sight of jax.checkpoint's policies.
     gathered.defvjp(lambda xs: (gathered(xs), None), backward)
     return jax.tree.unflatten(jax.tree.structure(layout), gathered(leaves))
 
@@ -134,7 +137,7 @@ def regathered(
     def run(shards: Any, *args: Any) -> Any:
         return layer(gather(shards, layout, axis_name, dtype=dtype, **options), *args)
 
-    return jax.checkpoint(run, policy=policy or _is_arithmetic, prevent_cse=prevent_cse)
+    return jax.checkpoint(run, policy=policy or keep_arithmetic, prevent_cse=prevent_cse)
 
 
 def redirect_gradients(
@@ -149,7 +152,9 @@ def redirect_gradients(
     Layer by layer, no rank ever has the gradients of more than one layer whole.
 
     Args:
-      params: a pytree of whole parameters, the same on all ranks.
+      params: a pytree of whole parameters, the same on all ranks. In a scan over layers, with
+        check_vma=True, make them varying before it (jax.lax.pcast): a cast in its body would make
+        it keep a copy of all layers' for the backward pass.
       shards: this rank's shards of them (`shard`). Only their types matter.
       layout, axis_name, options: as in `gather`.
 
@@ -164,14 +169,16 @@ def redirect_gradients(
 
     types = [jax.typeof(x) for x in leaves]
 
-    @jax.custom_vjp
-    def redirected(wholes: list[Any], leaves: list[Any]) -> list[Any]:
+    def vary(wholes: list[Any], leaves: list[Any]) -> list[Any]:
+        del leaves
         return [_vary(x, transfer) for x in wholes]
+
+    redirected = jax.custom_vjp(vary)
 
     def backward(_: None, cts: list[Any]) -> tuple[None, list[Any]]:
         return None, _reduced_like(types, cts, plan, transfer)
 
-    redirected.defvjp(lambda wholes, leaves: (redirected(wholes, leaves), None), backward)
+    redirected.defvjp(lambda wholes, leaves: (vary(wholes, leaves), None), backward)
     return jax.tree.unflatten(jax.tree.structure(layout), redirected(wholes, leaves))
 
 
@@ -272,9 +279,9 @@ def _cast(x: Any, dtype: Any) -> Any:
     return x if dtype is None or not jnp.issubdtype(x.dtype, jnp.floating) else x.astype(dtype)
 
 
+_GATHERED = "jcoll.zero.gathered"
 _MOTION = frozenset(
     {
-        "jcoll_all_gather",
         "broadcast_in_dim",
         "convert_element_type",
         "pvary",
@@ -289,7 +296,7 @@ _MOTION = frozenset(
 as they are, and as cheap to make again."""
 
 
-def _is_arithmetic(primitive: Any, *_: Any, **__: Any) -> bool:
-    """A policy of jax.checkpoint. A name (jax.ad_checkpoint.checkpoint_name) would not do: a policy
-    sees one operation at a time, and would keep the array just before or after the named one."""
-    return primitive.name not in _MOTION
+def keep_arithmetic(primitive: Any, *_: Any, **params: Any) -> bool:
+    """A policy of jax.checkpoint: keeps results of arithmetic, but neither gathered parameters nor
+    what was only cast, moved or retyped."""
+    return primitive.name not in _MOTION and _GATHERED not in _compat.checkpoint_names(params)
