@@ -32,6 +32,8 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
+from jcoll.ops._reductions import accumulation_dtype
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -103,7 +105,7 @@ class Gradients(NamedTuple):
 
 def empty_sums(queries: Queries, keys: Keys) -> Sums:
     """The sums over no keys. `top` is finite, as exp(-inf + inf) would be NaN."""
-    q, dtype = queries.q, accumulation_dtype(queries.q)
+    q, dtype = queries.q, accumulation_dtype(queries.q.dtype)
     shape = q.shape[:-1]
     return Sums(
         jnp.zeros_like(q, dtype, shape=(*shape, keys.v.shape[-1])),
@@ -156,12 +158,12 @@ def _fold_tile(rule: Rule, sums: Sums, queries: Queries, keys: Keys) -> Sums:
 
 
 def zero_gradients(queries: Queries, keys: Keys) -> Gradients:
-    dtype = accumulation_dtype(queries.q)
+    dtype = accumulation_dtype(queries.q.dtype)
     return Gradients(*(jnp.zeros_like(x, dtype) for x in (queries.q, keys.k, keys.v)))
 
 
 def outcome(out: Any, lse: Any, dout: Any) -> Outcome:
-    dtype = accumulation_dtype(out)
+    dtype = accumulation_dtype(out.dtype)
     return Outcome(dout, lse, jnp.sum(dout.astype(dtype) * out.astype(dtype), axis=-1))
 
 
@@ -234,11 +236,7 @@ def _unless_hidden(queries: Queries, keys: Keys, visible: Callable, hidden: Call
 
 
 def _einsum(subscripts: str, a: Any, b: Any) -> Any:
-    return jnp.einsum(subscripts, a, b, preferred_element_type=accumulation_dtype(a))
-
-
-def accumulation_dtype(x: Any) -> Any:
-    return jnp.promote_types(x.dtype, jnp.float32)
+    return jnp.einsum(subscripts, a, b, preferred_element_type=accumulation_dtype(a.dtype))
 
 
 # Rows of a sequence
