@@ -11,6 +11,7 @@ Source: Shazeer et al. 2017, Outrageously Large Neural Networks; Lepikhin et al.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +21,7 @@ from jcoll import errors
 from jcoll.comm.mesh import AxisName, Call, make_call
 from jcoll.layers import expert_dispatch
 from jcoll.layers.expert_dispatch import combine_from_experts, dispatch_to_experts
-from jcoll.layers.grouped_matmul import grouped_matmul
+from jcoll.layers.grouped_mlp import grouped_mlp, network
 from jcoll.layers.router import top_k_router
 
 
@@ -67,16 +68,16 @@ def moe_layer(
       x: [..., width], this rank's tokens.
       router_w: [width, num_experts], the same on all ranks. The router computes in float32.
       experts: (w_in, w_out), this rank's experts, [num_experts / n, width, hidden] and [.., hidden,
-        width], each a two-layer network activation(rows @ w_in[e]) @ w_out[e], in x's dtype. Or a
-        function (rows [R, width], group_sizes int32 [num_experts / n]) -> rows [R, any], that
-        applies its first expert to the first group_sizes[0] rows, and so on (`grouped_matmul`,
-        `jax.lax.ragged_dot`); rows after these are zero, and what it returns there is ignored.
+        width], each a two-layer network activation(rows @ w_in[e]) @ w_out[e], in x's dtype
+        (`grouped_mlp`). Or a function (rows [R, width], group_sizes int32 [num_experts / n]) ->
+        rows [R, any], that applies its first expert to the first group_sizes[0] rows, and so on,
+        e.g. by `jax.lax.ragged_dot`; the rest are zero, and what it returns there is ignored.
       axis_name: mesh axis, or tuple of axes, that the experts are spread over, in rank order.
       num_experts: over all ranks; a multiple of their number.
       top_k: experts per token.
       mode, output_size, capacity_factor: as in `dispatch_to_experts`: "dropless", with room for
         any routing or for output_size rows on each rank; or "capacity".
-      activation: of the two-layer networks, elementwise.
+      activation: of the two-layer networks, row by row; see `grouped_mlp` (and there for SwiGLU).
       mask: bool, x's shape without the width; False for padding, which gets y = 0.
       normalize: as in `top_k_router`: whether a token's weights sum to 1. Default: for top_k > 1.
       balance_axes: the axes over whose tokens the losses are taken; axis_name if not given. Name
@@ -124,18 +125,16 @@ def moe_layer(
     if callable(experts):
         rows = experts(rows, dispatch.group_sizes)
     else:
-        w_in, w_out = (jnp.asarray(w).astype(x.dtype) for w in experts)
-        product = grouped_matmul if mode == "dropless" else _equal_groups_matmul
-        hidden = activation(product(rows, w_in, dispatch.group_sizes))
-        rows = product(hidden, w_out, dispatch.group_sizes)
+        weights = [jnp.asarray(w).astype(x.dtype) for w in experts]
+        if mode == "dropless":
+            rows = grouped_mlp(rows, *weights, dispatch.group_sizes, activation=activation)
+        else:  # All groups have as many rows.
+            rows = rows.reshape(weights[0].shape[0], -1, rows.shape[-1])
+            rows = jax.vmap(partial(network, activation))(rows, *weights)
+            rows = rows.reshape(-1, rows.shape[-1])
     y = combine_from_experts(rows, routing.weights, dispatch)
     aux = MoeAux(*routing[2:4], dispatch.dropped, routing.rows_per_expert)
     return y.reshape(*x.shape[:-1], *y.shape[1:]), aux
-
-
-def _equal_groups_matmul(rows: jax.Array, w: jax.Array, _: jax.Array) -> jax.Array:
-    groups = rows.reshape(w.shape[0], -1, rows.shape[1])
-    return jnp.einsum("grd,gdf->grf", groups, w).reshape(rows.shape[0], w.shape[2])
 
 
 def _check(call: Call, x: jax.Array, router_w: jax.Array, experts: Any, num_experts: int) -> None:
@@ -149,7 +148,7 @@ def _check(call: Call, x: jax.Array, router_w: jax.Array, experts: Any, num_expe
         return
     w_in, w_out = (jnp.shape(w) for w in experts)
     local = num_experts // call.num_ranks
-    if len(w_in) != 3 or w_in[:2] != (local, x.shape[-1]) or w_out != (local, w_in[2], w_out[-1]):
+    if len(w_in) != 3 or w_in[:2] != (local, x.shape[-1]) or len(w_out) != 3 or w_out[0] != local:
         problem = (
             f"w_in and w_out have shapes {w_in} and {w_out}; [{local}, {x.shape[-1]}, hidden] and "
             f"[{local}, hidden, width] are needed, the {num_experts} experts over "

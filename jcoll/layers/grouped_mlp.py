@@ -1,0 +1,238 @@
+"""Rows in groups, each group through a two-layer network of its own:
+
+    y[r] = activation(x[r] @ w_in[g]) @ w_out[g]      for row r of group g
+
+The groups stand one after another, of sizes known only at run time; rows after the last belong to
+none and give zero. On GPU and TPU the products are `jax.lax.ragged_dot`s. On CPU XLA multiplies all
+rows of those by all matrices and masks, num_groups times the work; here a loop goes over tiles of
+rows, as the kernels of MegaBlocks (Gale et al. 2022) do over blocks:
+
+    for each group g, for each tile of its rows:
+        y[tile] = activation(x[tile] @ w_in[g]) @ w_out[g]
+
+A group's last tile is computed whole and written in part. The loop runs as often as there are tiles
+of rows that exist, so a buffer that is mostly empty costs memory, and no products.
+
+Derivative: the hidden rows are not kept but computed again, tile by tile, and
+
+    dx[tile], dw_in[g] += .., dw_out[g] += ..    by the derivative of the network at that tile.
+
+Of 7 products forward and back one is the repetition; the hidden rows of a whole buffer would be the
+largest arrays of the layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jcoll import _compat, errors
+
+TILE_ROWS = (512, 128)
+"""As many of the larger as a group has rows for, then the smaller. On 2 cores with AVX-512, width
+256 and 1024 inside, a large tile's derivative costs less a row, as it adds to dw less often."""
+
+_WHERE = "grouped_mlp"
+
+Activation = Callable[[jax.Array], jax.Array]
+
+
+def grouped_mlp(
+    x: Any, w_in: Any, w_out: Any, group_sizes: Any, *, activation: Activation = jax.nn.gelu
+) -> jax.Array:
+    """Applies one two-layer network per group of consecutive rows.
+
+    Args:
+      x: [rows, width], rows in groups.
+      w_in: [num_groups, width, hidden], of x's dtype.
+      w_out: [num_groups, hidden', out], of x's dtype.
+      group_sizes: int32 [num_groups], whose sum is at most `rows`.
+      activation: [any number of rows, hidden] -> [.., hidden'], row by row, of float32 (or x's
+        dtype, if that is wider). hidden' = hidden for an elementwise one; SwiGLU, for example, has
+        hidden = 2 hidden': lambda h: jax.nn.silu(h[:, :n]) * h[:, n:]. It closes over no tracers.
+
+    Returns:
+      [rows, out], of x's dtype; products are summed in float32 at least. Zero after the groups (on
+      GPU and TPU: whatever `jax.lax.ragged_dot` leaves there).
+
+    Derivative: reverse mode, in x, w_in and w_out; it ignores rows after the groups.
+
+    Raises: ValueError for shapes or dtypes that do not fit.
+    """
+    arrays = x, w_in, w_out, _ = [jnp.asarray(a) for a in (x, w_in, w_out, group_sizes)]
+    _check(*arrays)
+    if x.shape[0] == 0:
+        return jnp.zeros((0, w_out.shape[2]), x.dtype)
+    axes = set().union(*(_compat.varying_axes(jax.typeof(a)) for a in arrays))
+    return _mlp(activation, *(_compat.make_varying(a, sorted(axes, key=str)) for a in arrays))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _mlp(activation: Activation, *arrays: jax.Array) -> jax.Array:
+    return jax.lax.platform_dependent(
+        *arrays, cpu=partial(tiled, activation), default=partial(ragged, activation)
+    )
+
+
+def _forward(activation: Activation, *arrays: jax.Array) -> tuple[jax.Array, Any]:
+    return _mlp(activation, *arrays), arrays
+
+
+def _backward(activation: Activation, saved: Any, dy: jax.Array) -> tuple:
+    grads = jax.lax.platform_dependent(
+        *saved, dy, cpu=partial(tiled_vjp, activation), default=partial(ragged_vjp, activation)
+    )
+    return *grads, None
+
+
+_mlp.defvjp(_forward, _backward)
+
+
+def network(activation: Activation, x: jax.Array, w_in: jax.Array, w_out: jax.Array) -> jax.Array:
+    """The two layers of one group."""
+    wide = _wide(x)
+    hidden = activation(jnp.dot(x, w_in, preferred_element_type=wide)).astype(x.dtype)
+    return jnp.dot(hidden, w_out, preferred_element_type=wide).astype(x.dtype)
+
+
+def tiled(
+    activation: Activation, x: jax.Array, w_in: jax.Array, w_out: jax.Array, sizes: jax.Array
+) -> jax.Array:
+    """The loop over tiles."""
+
+    def step(tile: _Tile, y: jax.Array, weights: tuple) -> jax.Array:
+        return tile.put(y, network(activation, tile.of(x), *weights))
+
+    def group(g: Any, y: jax.Array) -> jax.Array:
+        weights = tuple(jax.lax.dynamic_index_in_dim(w, g, keepdims=False) for w in (w_in, w_out))
+        return _each_tile(sizes, g, x.shape[0], partial(step, weights=weights), y)
+
+    y = _zeros((x.shape[0], w_out.shape[2]), x.dtype, x)
+    return jax.lax.fori_loop(0, sizes.shape[0], group, y)
+
+
+def tiled_vjp(
+    activation: Activation,
+    x: jax.Array,
+    w_in: jax.Array,
+    w_out: jax.Array,
+    sizes: jax.Array,
+    dy: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(dx, dw_in, dw_out) of `tiled`."""
+    wide = _wide(x)
+
+    def step(tile: _Tile, carry: tuple, weights: tuple) -> tuple:
+        dx, *sums = carry
+        _, pull = jax.vjp(partial(network, activation), tile.only(x), *weights)
+        part, *parts = pull(tile.only(dy))
+        sums = [total + p.astype(wide) for total, p in zip(sums, parts, strict=True)]
+        return tile.put(dx, part), *sums
+
+    def group(g: Any, carry: tuple) -> tuple:
+        dx, *dws = carry
+        weights = tuple(jax.lax.dynamic_index_in_dim(w, g, keepdims=False) for w in (w_in, w_out))
+        start = dx, *(_zeros(w.shape, wide, x) for w in weights)
+        dx, *sums = _each_tile(sizes, g, x.shape[0], partial(step, weights=weights), start)
+        sums = [s.astype(x.dtype) for s in sums]
+        return dx, *(
+            jax.lax.dynamic_update_index_in_dim(dw, s, g, 0)
+            for dw, s in zip(dws, sums, strict=True)
+        )
+
+    start = tuple(_zeros(a.shape, x.dtype, x) for a in (x, w_in, w_out))
+    return jax.lax.fori_loop(0, sizes.shape[0], group, start)
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """Rows [start, start + len(inside)) of a buffer, of which those `inside` are the group's."""
+
+    start: jax.Array
+    inside: jax.Array
+
+    def of(self, rows: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_slice_in_dim(rows, self.start, self.inside.size)
+
+    def only(self, rows: jax.Array) -> jax.Array:
+        """The group's rows; zeros for the others."""
+        return jnp.where(self.inside[:, None], self.of(rows), jnp.zeros((), rows.dtype))
+
+    def put(self, rows: jax.Array, values: jax.Array) -> jax.Array:
+        """`rows` with the group's rows replaced."""
+        values = jnp.where(self.inside[:, None], values, self.of(rows))
+        return jax.lax.dynamic_update_slice_in_dim(rows, values, self.start, 0)
+
+
+def _each_tile(sizes: jax.Array, g: Any, num_rows: int, step: Callable, carry: Any) -> Any:
+    """The carry after step(tile, carry) -> carry for all tiles of group g."""
+    end = jnp.cumsum(sizes)[g]
+    begin = end - sizes[g]
+    for height in TILE_ROWS:
+        height = min(height, num_rows)
+        last = height == min(TILE_ROWS[-1], num_rows)
+        count = (end - begin + (height - 1 if last else 0)) // height
+
+        def body(t: Any, carry: Any, begin: Any = begin, height: int = height) -> Any:
+            first = begin + t.astype(begin.dtype) * height
+            start = jnp.minimum(first, num_rows - height)  # As dynamic_slice would.
+            row = start + jnp.arange(height, dtype=start.dtype)
+            return step(_Tile(start, (row >= first) & (row < end)), carry)
+
+        carry = jax.lax.fori_loop(0, count, body, carry)
+        begin = begin + count * height
+    return carry
+
+
+def ragged(
+    activation: Activation, x: jax.Array, w_in: jax.Array, w_out: jax.Array, sizes: jax.Array
+) -> jax.Array:
+    """By jax.lax.ragged_dot."""
+    wide = _wide(x)
+    hidden = activation(jax.lax.ragged_dot(x, w_in, sizes, preferred_element_type=wide))
+    y = jax.lax.ragged_dot(hidden.astype(x.dtype), w_out, sizes, preferred_element_type=wide)
+    return y.astype(x.dtype)
+
+
+def ragged_vjp(
+    activation: Activation,
+    x: jax.Array,
+    w_in: jax.Array,
+    w_out: jax.Array,
+    sizes: jax.Array,
+    dy: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(dx, dw_in, dw_out) of `ragged`."""
+    _, pull = jax.vjp(lambda *arrays: ragged(activation, *arrays, sizes), x, w_in, w_out)
+    return pull(dy)
+
+
+def _wide(x: jax.Array) -> Any:
+    return jnp.promote_types(x.dtype, jnp.float32)
+
+
+def _zeros(shape: tuple[int, ...], dtype: Any, like: jax.Array) -> jax.Array:
+    """Zeros that vary over mesh axes as `like` does."""
+    axes = sorted(_compat.varying_axes(jax.typeof(like)), key=str)
+    return _compat.make_varying(jnp.zeros(shape, dtype), axes)
+
+
+def _check(x: jax.Array, w_in: jax.Array, w_out: jax.Array, sizes: jax.Array) -> None:
+    shapes = x.ndim == 2 and w_in.ndim == w_out.ndim == 3
+    if not shapes or w_in.shape[:2] != (w_out.shape[0], x.shape[1]):
+        problem = (
+            f"x, w_in and w_out have shapes {x.shape}, {w_in.shape} and {w_out.shape}; "
+            "[rows, width], [groups, width, hidden] and [groups, hidden, out] are needed."
+        )
+        raise ValueError(errors.text(_WHERE, problem, "Reshape leading dimensions into one."))
+    if not jnp.issubdtype(x.dtype, jnp.floating) or not x.dtype == w_in.dtype == w_out.dtype:
+        problem = f"x, w_in and w_out are {x.dtype}, {w_in.dtype} and {w_out.dtype}."
+        raise ValueError(errors.text(_WHERE, problem, "Cast them to one floating-point type."))
+    if sizes.shape != w_in.shape[:1] or not jnp.issubdtype(sizes.dtype, jnp.integer):
+        problem = f"group_sizes is {sizes.dtype}{list(sizes.shape)} for {w_in.shape[0]} groups."
+        raise ValueError(errors.text(_WHERE, problem, "Pass one integer per group."))
