@@ -12,8 +12,13 @@ from jcoll.layers.context_parallel import ring_attention as ring_attention
 from jcoll.layers.context_parallel import ulysses_attention as ulysses_attention
 from jcoll.layers.data_parallel import sync_gradients as sync_gradients
 from jcoll.layers.data_parallel import sync_in_backward as sync_in_backward
+from jcoll.layers.expert_dispatch import combine_from_experts as combine_from_experts
+from jcoll.layers.expert_dispatch import dispatch_to_experts as dispatch_to_experts
+from jcoll.layers.expert_parallel import moe_layer as moe_layer
 from jcoll.layers.finite import FiniteReport as FiniteReport
 from jcoll.layers.finite import check_finite as check_finite
+from jcoll.layers.grouped_mlp import grouped_mlp as grouped_mlp
+from jcoll.layers.router import top_k_router as top_k_router
 from jcoll.layers.sequence_placement import from_zigzag as from_zigzag
 from jcoll.layers.sequence_placement import positions_of as positions_of
 from jcoll.layers.sequence_placement import to_zigzag as to_zigzag
@@ -31,15 +36,20 @@ __all__ = [
     "check_finite",
     "clip_by_global_norm",
     "column_parallel",
+    "combine_from_experts",
+    "dispatch_to_experts",
     "from_zigzag",
     "global_norm",
+    "grouped_mlp",
     "matmul_reduce_scatter",
+    "moe_layer",
     "positions_of",
     "ring_attention",
     "row_parallel",
     "sync_gradients",
     "sync_in_backward",
     "to_zigzag",
+    "top_k_router",
     "ulysses_attention",
     "vocab_parallel_cross_entropy",
     "vocab_parallel_embedding",
