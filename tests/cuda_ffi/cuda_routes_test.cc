@@ -23,22 +23,14 @@ void Reset() {
   fake::ResetKernels();
 }
 
-// What NCCL was called for on behalf of the program, and not of jcoll.
-std::vector<HostCall> UserCalls(Job& job, int rank) {
-  std::vector<HostCall> calls = job.group()->host_calls(rank);
-  const auto is_ours = [&](const HostCall& call) { return call.stream != job.streams[rank]; };
-  calls.erase(std::remove_if(calls.begin(), calls.end(), is_ours), calls.end());
-  return calls;
-}
-
-// `program` is run by NCCL, with this said.
+// The program is run by NCCL, with this said.
 void ExpectHostCalls(Job& job, const std::string& because) {
   EXPECT(!job.Instantiate());
   const auto errors = job.Run();
   EXPECT_EQ(fake::Join(errors), fake::Join(fake::Errors(job.num_ranks())));
   EXPECT(fake::TakeLaunched().empty());
   for (int rank = 0; rank < job.num_ranks(); ++rank) {
-    const auto calls = UserCalls(job, rank);
+    const auto calls = job.HostCalls(rank);
     EXPECT_EQ(calls.size(), 1);
     if (calls.empty()) continue;
     EXPECT_EQ(calls[0].name, "AllReduce");
@@ -172,7 +164,7 @@ TEST(StagingHasALimit) {
   Job job(&xla, With(AllReduce(2), {{"count", (int64_t{256} << 20) / 4 + 1}}));
   EXPECT(!job.Instantiate());
   EXPECT(fake::AllWell(job.Run()));
-  EXPECT_EQ(UserCalls(job, 0).size(), 1);
+  EXPECT_EQ(job.HostCalls(0).size(), 1);
   EXPECT(fake::Has(fake::TakeLog(), "more than 256 MiB"));
 }
 
@@ -183,21 +175,6 @@ TEST(NcclWithoutPeerPointers) {
   Job job(&xla, AllReduce(3));
   ExpectHostCalls(job, "NCCL 2.27.3 does not tell the addresses of peers' memory (2.29.0 does)");
   EXPECT_EQ(xla.num_window_requests(), 0);
-}
-
-TEST(ABrokenCommunicator) {
-  Reset();
-  fake::nccl::Set(fake::OldNccl());
-  Xla xla;
-  Job job(&xla, AllReduce(2));
-  EXPECT(!job.Instantiate());
-  EXPECT(fake::AllWell(job.Run()));
-  job.group()->is_broken = true;
-  EXPECT(
-      fake::AllSay(job.Stage(XLA_FFI_ExecutionStage_EXECUTE),
-                   "13 jcoll.all_reduce over axis 'x' (float32[8], direct) called at train.py:42:"
-                   " jcoll: the communicator of NCCL 2.27.3 failed: internal error"));
-  EXPECT_EQ(UserCalls(job, 0).size(), 1);
 }
 
 TEST(NoNccl) {
@@ -371,94 +348,6 @@ TEST(PlansNeedTheirProgram) {
   EXPECT(fake::AllSay(job.Run(), "algorithm 'ring' cannot serve this call on CUDA: there is no"));
 }
 
-TEST(EveryOpByNccl) {
-  Reset();
-  fake::nccl::Set(fake::OldNccl());
-  struct Row {
-    const char *op, *reduce_op, *dtype;
-    HostCall call;  // All but the buffers.
-  };
-  using namespace jcoll::gpu::nccl;
-  for (const Row& row : {
-           Row{"all_reduce", "mean", "float32", {"AllReduce", 8, kFloat32, kAvg, -1, 0, 0, 0}},
-           Row{"all_reduce", "min", "int32", {"AllReduce", 8, kInt32, kMin, -1, 0, 0, 0}},
-           Row{"all_reduce", "max", "uint32", {"AllReduce", 8, kUint32, kMax, -1, 0, 0, 0}},
-           Row{"reduce_scatter",
-               "prod",
-               "float32",
-               {"ReduceScatter", 8, kFloat32, kProd, -1, 0, 0, 0}},
-           Row{"all_gather", "", "float32", {"AllGather", 32, kUint8, -1, -1, 0, 0, 0}},
-           Row{"broadcast", "", "int32", {"Broadcast", 32, kUint8, -1, 1, 0, 0, 0}},
-       }) {
-    Xla xla;
-    Job job(&xla, With(AllReduce(2), {{"op", row.op},
-                                      {"reduce_op", row.reduce_op},
-                                      {"dtype", row.dtype},
-                                      {"root", int64_t{1}}}));
-    EXPECT(!job.Instantiate());
-    const auto errors = job.Run();
-    EXPECT_EQ(fake::Join(errors), fake::Join(fake::Errors(2)));
-    for (int rank = 0; rank < 2; ++rank) {
-      const auto calls = UserCalls(job, rank);
-      EXPECT_EQ(calls.size(), 1);
-      if (calls.empty()) continue;
-      EXPECT_EQ(calls[0].name, row.call.name);
-      EXPECT_EQ(calls[0].count, row.call.count);
-      EXPECT_EQ(calls[0].type, row.call.type);
-      EXPECT_EQ(calls[0].op, row.call.op);
-      EXPECT_EQ(calls[0].peer, row.call.peer);
-      EXPECT(calls[0].from == job.inputs[rank][0].data);
-      EXPECT(calls[0].to == job.outputs[rank][0].data);
-    }
-  }
-}
-
-TEST(AllToAllByNccl) {
-  Reset();
-  fake::nccl::Set(fake::OldNccl());
-  Xla xla;
-  // A type that only moves.
-  Job job(&xla,
-          With(AllReduce(3), {{"op", "all_to_all"}, {"reduce_op", ""}, {"dtype", "float8_e3m4"}}));
-  for (int rank = 0; rank < 3; ++rank) {
-    job.inputs[rank][0].dtype = job.outputs[rank][0].dtype = XLA_FFI_DataType_F8E3M4;
-  }
-  EXPECT(!job.Instantiate());
-  EXPECT(fake::AllWell(job.Run()));
-  for (int rank = 0; rank < 3; ++rank) {
-    const auto calls = UserCalls(job, rank);
-    EXPECT_EQ(calls.size(), 6);
-    for (size_t i = 0; i < calls.size(); ++i) {
-      const int peer = static_cast<int>(i / 2);
-      EXPECT_EQ(calls[i].name, i % 2 == 0 ? "Send" : "Recv");
-      EXPECT_EQ(calls[i].count, 8);
-      EXPECT_EQ(calls[i].peer, peer);
-      const char* from = static_cast<char*>(job.inputs[rank][0].data) + 8 * peer;
-      const char* to = static_cast<char*>(job.outputs[rank][0].data) + 8 * peer;
-      EXPECT(i % 2 == 0 ? calls[i].from == from : calls[i].to == to);
-    }
-  }
-}
-
-TEST(ComplexByNccl) {
-  Reset();
-  fake::nccl::Set(fake::OldNccl());
-  Xla xla;
-  auto run = [](Job& job) {
-    for (int rank = 0; rank < 2; ++rank) {
-      job.inputs[rank][0].dtype = job.outputs[rank][0].dtype = XLA_FFI_DataType_C64;
-    }
-    EXPECT(!job.Instantiate());
-    return job.Run();
-  };
-  Job sum(&xla, With(AllReduce(2), {{"dtype", "complex64"}}));
-  EXPECT(fake::AllWell(run(sum)));
-  EXPECT_EQ(UserCalls(sum, 0).at(0).count, 16);
-  EXPECT_EQ(UserCalls(sum, 0).at(0).type, jcoll::gpu::nccl::kFloat32);
-  Job prod(&xla, With(AllReduce(2), {{"dtype", "complex64"}, {"reduce_op", "prod"}}));
-  EXPECT(fake::AllSay(run(prod), "NCCL has no complex numbers"));
-}
-
 TEST(Barrier) {
   // Whatever the operand is, it is handed through.
   const auto attributes =
@@ -474,16 +363,6 @@ TEST(Barrier) {
   const auto launched = fake::TakeLaunched();
   EXPECT_EQ(launched.size(), 2);
   for (const auto& each : launched) EXPECT(each.call.kernel == Kernel::kBarrier);
-
-  fake::nccl::Set(fake::OldNccl());
-  Job by_nccl(&xla, With(attributes, {{"communication_id", fake::NewCommunicationId()}}));
-  EXPECT(!by_nccl.Instantiate());
-  EXPECT(fake::AllWell(by_nccl.Run()));
-  const auto calls = UserCalls(by_nccl, 0);
-  EXPECT_EQ(calls.size(), 1);
-  EXPECT_EQ(calls.at(0).name, "AllReduce");
-  EXPECT_EQ(calls.at(0).count, 1);
-  EXPECT(calls.at(0).to != by_nccl.outputs[0][0].data);
 }
 
 TEST(Ragged) {
@@ -519,9 +398,4 @@ TEST(Ragged) {
     EXPECT_EQ(std::memcmp(call.peers.output[1], job.inputs[1][1].data, 56), 0);
     EXPECT_EQ(std::memcmp(job.outputs[1][0].data, job.inputs[1][1].data, 56), 0);
   }
-  fake::nccl::Set(fake::OldNccl());
-  Xla xla;
-  Job job(&xla, With(AllReduce(2), ragged));
-  EXPECT(!job.Instantiate());
-  EXPECT(fake::AllSay(job.Run(), "need the counts on the host"));
 }

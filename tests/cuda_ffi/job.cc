@@ -101,6 +101,13 @@ std::shared_ptr<Group> Job::group() const {
   return xla->GroupOf({groups.begin(), groups.begin() + size}, Int(attributes, "communication_id"));
 }
 
+std::vector<HostCall> Job::HostCalls(int rank) const {
+  std::vector<HostCall> calls = group()->host_calls(rank);
+  const auto is_ours = [&](const HostCall& call) { return call.stream != streams[rank]; };
+  calls.erase(std::remove_if(calls.begin(), calls.end(), is_ours), calls.end());
+  return calls;
+}
+
 Errors Job::Stage(XLA_FFI_ExecutionStage stage) {
   Errors errors(num_ranks());
   OnAll(num_ranks(), [&](int rank) {

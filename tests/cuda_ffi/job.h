@@ -38,6 +38,9 @@ class Job {
   // Of the first group.
   std::shared_ptr<Group> group() const;
 
+  // What a rank called NCCL for on its stream: for the program, and not for jcoll.
+  std::vector<HostCall> HostCalls(int rank) const;
+
   std::optional<std::string> Instantiate() { return instruction->Instantiate(); }
   // A stage on all devices at once.
   Errors Stage(XLA_FFI_ExecutionStage stage);

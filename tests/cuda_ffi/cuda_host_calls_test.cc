@@ -1,0 +1,149 @@
+// Collectives by NCCL's own functions: which, with what, and what it cannot do.
+
+#include <algorithm>
+
+#include "check.h"
+#include "fake_kernels.h"
+#include "job.h"
+
+namespace {
+
+using fake::AllReduce;
+using fake::HostCall;
+using fake::Job;
+using fake::With;
+using fake::Xla;
+
+// With an NCCL that tells no addresses of peers, so that nothing else is left.
+void Reset() {
+  fake::Reset();
+  fake::ResetKernels();
+  fake::nccl::Set(fake::OldNccl());
+}
+
+}  // namespace
+
+TEST(OneCallPerOp) {
+  Reset();
+  struct Row {
+    const char *op, *reduce_op, *dtype;
+    HostCall call;  // All but the buffers.
+  };
+  using namespace jcoll::gpu::nccl;
+  for (const Row& row : {
+           Row{"all_reduce", "mean", "float32", {"AllReduce", 8, kFloat32, kAvg, -1, 0, 0, 0}},
+           Row{"all_reduce", "min", "int32", {"AllReduce", 8, kInt32, kMin, -1, 0, 0, 0}},
+           Row{"all_reduce", "max", "uint32", {"AllReduce", 8, kUint32, kMax, -1, 0, 0, 0}},
+           Row{"reduce_scatter",
+               "prod",
+               "float32",
+               {"ReduceScatter", 8, kFloat32, kProd, -1, 0, 0, 0}},
+           Row{"all_gather", "", "float32", {"AllGather", 32, kUint8, -1, -1, 0, 0, 0}},
+           Row{"broadcast", "", "int32", {"Broadcast", 32, kUint8, -1, 1, 0, 0, 0}},
+       }) {
+    Xla xla;
+    Job job(&xla, With(AllReduce(2), {{"op", row.op},
+                                      {"reduce_op", row.reduce_op},
+                                      {"dtype", row.dtype},
+                                      {"root", int64_t{1}}}));
+    EXPECT(!job.Instantiate());
+    const auto errors = job.Run();
+    EXPECT_EQ(fake::Join(errors), fake::Join(fake::Errors(2)));
+    for (int rank = 0; rank < 2; ++rank) {
+      const auto calls = job.HostCalls(rank);
+      EXPECT_EQ(calls.size(), 1);
+      if (calls.empty()) continue;
+      EXPECT_EQ(calls[0].name, row.call.name);
+      EXPECT_EQ(calls[0].count, row.call.count);
+      EXPECT_EQ(calls[0].type, row.call.type);
+      EXPECT_EQ(calls[0].op, row.call.op);
+      EXPECT_EQ(calls[0].peer, row.call.peer);
+      EXPECT(calls[0].from == job.inputs[rank][0].data);
+      EXPECT(calls[0].to == job.outputs[rank][0].data);
+    }
+  }
+}
+
+TEST(AllToAll) {
+  Reset();
+  Xla xla;
+  // A type that only moves.
+  Job job(&xla,
+          With(AllReduce(3), {{"op", "all_to_all"}, {"reduce_op", ""}, {"dtype", "float8_e3m4"}}));
+  for (int rank = 0; rank < 3; ++rank) {
+    job.inputs[rank][0].dtype = job.outputs[rank][0].dtype = XLA_FFI_DataType_F8E3M4;
+  }
+  EXPECT(!job.Instantiate());
+  EXPECT(fake::AllWell(job.Run()));
+  for (int rank = 0; rank < 3; ++rank) {
+    const auto calls = job.HostCalls(rank);
+    EXPECT_EQ(calls.size(), 6);
+    for (size_t i = 0; i < calls.size(); ++i) {
+      const int peer = static_cast<int>(i / 2);
+      EXPECT_EQ(calls[i].name, i % 2 == 0 ? "Send" : "Recv");
+      EXPECT_EQ(calls[i].count, 8);
+      EXPECT_EQ(calls[i].peer, peer);
+      const char* from = static_cast<char*>(job.inputs[rank][0].data) + 8 * peer;
+      const char* to = static_cast<char*>(job.outputs[rank][0].data) + 8 * peer;
+      EXPECT(i % 2 == 0 ? calls[i].from == from : calls[i].to == to);
+    }
+  }
+}
+
+TEST(Complex) {
+  Reset();
+  Xla xla;
+  auto run = [](Job& job) {
+    for (int rank = 0; rank < 2; ++rank) {
+      job.inputs[rank][0].dtype = job.outputs[rank][0].dtype = XLA_FFI_DataType_C64;
+    }
+    EXPECT(!job.Instantiate());
+    return job.Run();
+  };
+  Job sum(&xla, With(AllReduce(2), {{"dtype", "complex64"}}));
+  EXPECT(fake::AllWell(run(sum)));
+  EXPECT_EQ(sum.HostCalls(0).at(0).count, 16);
+  EXPECT_EQ(sum.HostCalls(0).at(0).type, jcoll::gpu::nccl::kFloat32);
+  Job prod(&xla, With(AllReduce(2), {{"dtype", "complex64"}, {"reduce_op", "prod"}}));
+  EXPECT(fake::AllSay(run(prod), "NCCL has no complex numbers"));
+}
+
+TEST(BrokenCommunicator) {
+  Reset();
+  Xla xla;
+  Job job(&xla, AllReduce(2));
+  EXPECT(!job.Instantiate());
+  EXPECT(fake::AllWell(job.Run()));
+  job.group()->is_broken = true;
+  EXPECT(
+      fake::AllSay(job.Stage(XLA_FFI_ExecutionStage_EXECUTE),
+                   "13 jcoll.all_reduce over axis 'x' (float32[8], direct) called at train.py:42:"
+                   " jcoll: the communicator of NCCL 2.27.3 failed: internal error"));
+  EXPECT_EQ(job.HostCalls(0).size(), 1);
+}
+
+TEST(Barrier) {
+  Reset();
+  Xla xla;
+  Job job(&xla, With(AllReduce(2), {{"op", "barrier"}, {"reduce_op", ""}}));
+  EXPECT(!job.Instantiate());
+  EXPECT(fake::AllWell(job.Run()));
+  const auto calls = job.HostCalls(0);
+  EXPECT_EQ(calls.size(), 1);
+  EXPECT_EQ(calls.at(0).name, "AllReduce");
+  EXPECT_EQ(calls.at(0).count, 1);
+  EXPECT(calls.at(0).to != job.outputs[0][0].data);
+}
+
+TEST(RaggedIsRefused) {
+  Reset();
+  Xla xla;
+  Job job(&xla, With(AllReduce(2), {{"op", "ragged_all_to_all"},
+                                    {"reduce_op", ""},
+                                    {"row_nbytes", int64_t{8}},
+                                    {"updates_per_rank", int64_t{1}},
+                                    {"input_rows", int64_t{5}},
+                                    {"output_rows", int64_t{7}}}));
+  EXPECT(!job.Instantiate());
+  EXPECT(fake::AllSay(job.Run(), "need the counts on the host"));
+}
