@@ -1,5 +1,6 @@
 """Parts of parallel training loops, made of collectives."""
 
+from jcoll.layers import sharded_state as sharded_state
 from jcoll.layers import zero as zero
 from jcoll.layers.accumulation import accumulate_gradients as accumulate_gradients
 from jcoll.layers.attention import blockwise_attention as blockwise_attention
@@ -46,6 +47,7 @@ __all__ = [
     "positions_of",
     "ring_attention",
     "row_parallel",
+    "sharded_state",
     "sync_gradients",
     "sync_in_backward",
     "to_zigzag",
