@@ -25,7 +25,7 @@ from jcoll.algorithms.registry import plan_op
 from jcoll.comm.mesh import Call, signature
 from jcoll.ops import _primitive, _selection
 from jcoll.ops._custom_call import attribute, nbytes, to_wire
-from jcoll.ops._motion import Motion
+from jcoll.ops._motion import ZERO, Motion
 from jcoll.plan.ops import OPS
 from jcoll.runtime import cuda, world
 from jcoll.tuning.candidates import CUDA, Request
@@ -151,7 +151,8 @@ def _rows_of_blocks(motion: Motion) -> Any:
     moves: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for dst, blocks in enumerate(motion.source_map):
         for at, source in enumerate(blocks):
-            if source >= 0:
+            assert source >= ZERO, "a reduction: its CollectiveSpec needs a `composed`"
+            if source != ZERO:
                 src, block = divmod(source, motion.in_blocks)
                 moves.setdefault((src, dst), []).append((block, at))
     most = max(map(len, moves.values()), default=1)
