@@ -59,6 +59,10 @@ Task TaskOf(const Call& call) {
   task.dtype = call.dtype;
   task.reduce_op = call.reduce_op;
   task.num_blocks = call.num_blocks > 0 ? call.num_blocks : BlocksFor(call, DeviceFacts());
+  if (IsPlan(call.kernel)) {
+    args.plan = CodeOf(call);
+    args.plan_lanes = LanesOf(call, task.num_blocks);
+  }
   if (IsComplex(call.dtype)) {
     task.dtype = call.dtype == DType::kC64 ? DType::kF32 : DType::kF64;
     args.count *= 2;
@@ -98,9 +102,9 @@ KernelFacts FactsOf(Kernel kernel) {
     case Kernel::kBarrier:
       return {"barrier", false, Overlap::kSame, false, false, LaunchBarrier};
     case Kernel::kPlanSimple:
-      return {"plan_simple", true, Overlap::kNone, false, false, nullptr};
+      return {"plan_simple", true, Overlap::kNone, false, false, LaunchPlanSimple};
     case Kernel::kPlanLL:
-      return {"plan_ll", true, Overlap::kNone, false, false, nullptr};
+      return {"plan_ll", true, Overlap::kNone, false, false, LaunchPlanLL};
   }
   return {"", false, Overlap::kNone, false, false, nullptr};
 }
@@ -109,23 +113,30 @@ const char* Name(Kernel kernel) { return FactsOf(kernel).name; }
 
 int64_t InputNbytes(const Call& call) {
   if (call.kernel == Kernel::kRaggedAllToAll) return call.rows.input_rows * call.rows.row_nbytes;
-  const int blocks = FactsOf(call.kernel).input_per_rank ? call.peers.num_ranks : 1;
+  int blocks = FactsOf(call.kernel).input_per_rank ? call.peers.num_ranks : 1;
+  if (IsPlan(call.kernel)) blocks = call.program->in_blocks;
   return blocks * call.count * Size(call.dtype);
 }
 
 int64_t OutputNbytes(const Call& call) {
   if (call.kernel == Kernel::kRaggedAllToAll) return call.rows.output_rows * call.rows.row_nbytes;
   if (call.kernel == Kernel::kBarrier) return 0;
-  const int blocks = FactsOf(call.kernel).output_per_rank ? call.peers.num_ranks : 1;
+  int blocks = FactsOf(call.kernel).output_per_rank ? call.peers.num_ranks : 1;
+  if (IsPlan(call.kernel)) blocks = call.program->out_blocks;
   return blocks * call.count * Size(call.dtype);
 }
 
 int64_t ScratchNbytes(const Call& call) {
+  if (IsPlan(call.kernel)) {
+    const int num_blocks = call.num_blocks > 0 ? call.num_blocks : BlocksFor(call, DeviceFacts());
+    return PlanScratchNbytes(call, num_blocks);
+  }
   if (call.kernel != Kernel::kAllReduceOneShotLL) return 0;
   return LineScratchNbytes(call.peers.num_ranks);
 }
 
 int BlocksFor(const Call& call, const DeviceFacts& device) {
+  if (IsPlan(call.kernel)) return PlanBlocksFor(call, device);
   if (call.kernel == Kernel::kAllReduceOneShotLL) {
     constexpr int64_t kNbytesPerBlock = kLinesPerBlock * kLineDataNbytes;
     return static_cast<int>(std::max<int64_t>(1, CeilDiv(InputNbytes(call), kNbytesPerBlock)));

@@ -46,8 +46,7 @@ struct RaggedRows {
   int64_t input_rows = 0, output_rows = 0;
 };
 
-// A plan that was loaded onto this device; see plan_program.h.
-struct PlanProgram;
+struct PlanProgram;  // A plan made ready for the interpreters; see plan_program.h.
 
 struct Call {
   Kernel kernel = Kernel::kBarrier;
@@ -60,7 +59,8 @@ struct Call {
   uint32_t op_id = 0;  // Comes back in ErrorRecord.
   PeerTable peers;
   RaggedRows rows;
-  const PlanProgram* program = nullptr;
+  const PlanProgram* program = nullptr;  // Of a plan; the same on all ranks.
+  const void* program_image = nullptr;   // program->images[rank], in device memory.
   int num_blocks = 0;  // 0: BlocksFor(call, DeviceFacts{}). The same on all ranks.
 };
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/kernels/launch.h"
+#include "cuda/kernels/plan_program.h"
 
 namespace jcoll::gpu {
 
@@ -21,6 +22,8 @@ struct Args {
   int64_t count = 0;   // Elements, as in Call.
   int64_t nbytes = 0;  // The same in bytes.
   RaggedRows rows;
+  PlanCode plan;
+  PlanLanes plan_lanes;
   int32_t root = 0;
   int32_t divisor = 1;  // Of what has been summed: the number of ranks for a mean.
   uint32_t op_id = 0;
@@ -41,8 +44,9 @@ struct KernelFacts {
   bool reduces;
   Overlap overlap;
   // Blocks of Call::count elements per rank in a rank's input and output: 1, or one for each rank.
+  // A plan's program says it for itself, and whether it reduces.
   bool input_per_rank, output_per_rank;
-  cudaError_t (*launch)(const Task&, cudaStream_t);  // Null: not in this build.
+  cudaError_t (*launch)(const Task&, cudaStream_t);
 };
 KernelFacts FactsOf(Kernel kernel);
 
@@ -69,5 +73,7 @@ cudaError_t LaunchAllToAll(const Task& task, cudaStream_t stream);
 cudaError_t LaunchRaggedAllToAll(const Task& task, cudaStream_t stream);
 cudaError_t LaunchBroadcast(const Task& task, cudaStream_t stream);
 cudaError_t LaunchBarrier(const Task& task, cudaStream_t stream);
+cudaError_t LaunchPlanSimple(const Task& task, cudaStream_t stream);
+cudaError_t LaunchPlanLL(const Task& task, cudaStream_t stream);
 
 }  // namespace jcoll::gpu

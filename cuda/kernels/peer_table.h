@@ -24,8 +24,12 @@ struct SignalPad {
   uint32_t inbox[kMaxBlocks][kMaxRanks];  // Written by peers.
   uint32_t epoch[kMaxBlocks];             // Barriers that block b has passed. Own.
   uint32_t line_epoch[kMaxBlocks];        // Exchanges by LL lines that block b has done. Own.
-  uint32_t calls;                         // Launches on this pad that have ended. Own.
-  uint32_t blocks_done;                   // Blocks of the present launch that have ended. Own.
+  // Turns of plans by LL lines that block b has begun (own), and that block b of rank r has left:
+  // what rank r was sent in them, it has read. Written by peers.
+  uint32_t plan_lines[kMaxBlocks];
+  uint32_t lines_read[kMaxBlocks][kMaxRanks];
+  uint32_t calls;        // Launches on this pad that have ended. Own.
+  uint32_t blocks_done;  // Blocks of the present launch that have ended. Own.
   // 1 + the rank that is to blame, once any rank has given up: the counters disagree from then on,
   // and every later launch gives up at once. Written by whoever gives up, on all ranks.
   uint32_t dead;

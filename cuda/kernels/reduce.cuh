@@ -8,31 +8,28 @@
 
 namespace jcoll::gpu {
 
-// The reduction of vectors V at elements at, at + stride, ... of all inputs.
+// The reduction of vectors V at elements at, at + stride, ... of `count` arrays source(0),
+// source(1), ..., in this order.
 //
-// kFan ranks are loaded before any of them is used, so that a thread has kLoads loads in flight: a
-// small message takes the time of one load for 8 ranks, not of 8. A vector of 1-byte elements has
-// 16 accumulators, beside which 128 registers hold fewer loads.
-template <typename S, typename Op, typename V, int kWays>
-__device__ __forceinline__ void ReduceRanks(const Args& args, int64_t at, int64_t stride,
-                                            V (&result)[kWays]) {
+// As many arrays are loaded before any of them is used as a thread is to have loads in flight.
+template <typename S, typename Op, int kLoads, typename V, int kWays, typename F>
+__device__ __forceinline__ void ReduceSources(int count, F source, int64_t at, int64_t stride,
+                                              int32_t divisor, V (&result)[kWays]) {
   using Acc = decltype(Widen(S()));
-  constexpr int kLoads = sizeof(S) == 1 ? 4 : 8;
-  constexpr int kFan = kLoads / kWays;
-  const int num_ranks = args.peers.num_ranks;
+  constexpr int kFan = kLoads > kWays ? kLoads / kWays : 1;
   Acc acc[kWays][V::kSize] = {};
-  for (int first = 0; first < num_ranks; first += kFan) {
+  for (int first = 0; first < count; first += kFan) {
     V loaded[kFan][kWays];
     JCOLL_UNROLL
     for (int k = 0; k < kFan; ++k) {
-      if (first + k >= num_ranks) break;
-      const S* input = static_cast<const S*>(args.peers.input[first + k]) + at;
+      if (first + k >= count) break;
+      const S* array = source(first + k) + at;
       JCOLL_UNROLL
-      for (int w = 0; w < kWays; ++w) loaded[k][w] = Load<V>(input + w * stride);
+      for (int w = 0; w < kWays; ++w) loaded[k][w] = Load<V>(array + w * stride);
     }
     JCOLL_UNROLL
     for (int k = 0; k < kFan; ++k) {
-      if (first + k >= num_ranks) break;
+      if (first + k >= count) break;
       JCOLL_UNROLL
       for (int w = 0; w < kWays; ++w) {
         JCOLL_UNROLL
@@ -46,8 +43,19 @@ __device__ __forceinline__ void ReduceRanks(const Args& args, int64_t at, int64_
   JCOLL_UNROLL
   for (int w = 0; w < kWays; ++w) {
     JCOLL_UNROLL
-    for (int e = 0; e < V::kSize; ++e) Narrow(Finish<Op>(acc[w][e], args.divisor), &result[w].e[e]);
+    for (int e = 0; e < V::kSize; ++e) Narrow(Finish<Op>(acc[w][e], divisor), &result[w].e[e]);
   }
+}
+
+// Of all ranks' inputs. A small message takes the time of one load for 8 ranks, not of 8. A vector
+// of 1-byte elements has 16 accumulators, beside which 128 registers hold fewer loads.
+template <typename S, typename Op, typename V, int kWays>
+__device__ __forceinline__ void ReduceRanks(const Args& args, int64_t at, int64_t stride,
+                                            V (&result)[kWays]) {
+  constexpr int kLoads = sizeof(S) == 1 ? 4 : 8;
+  ReduceSources<S, Op, kLoads>(
+      args.peers.num_ranks, [&](int p) { return static_cast<const S*>(args.peers.input[p]); }, at,
+      stride, args.divisor, result);
 }
 
 // Reduces `count` elements of all inputs, from element `first` on, by all threads of the grid, and

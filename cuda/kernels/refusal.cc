@@ -188,12 +188,12 @@ Why OfBuffers(const Call& call) {
 
 std::optional<std::string> Refusal(const Call& call, const DeviceFacts& device) {
   const KernelFacts facts = FactsOf(call.kernel);
-  Why why;
-  if (facts.launch == nullptr) why = "is not in this build";
-  if (!why) why = OfDevice(call, device);
+  Why why = OfDevice(call, device);
   if (!why) why = OfPeers(call);
   if (!why) why = OfSizes(call);
-  if (!why && facts.reduces) why = OfReduction(call);
+  if (!why && IsPlan(call.kernel)) why = PlanRefusal(call);
+  const bool reduces = IsPlan(call.kernel) ? call.program && call.program->reduces : facts.reduces;
+  if (!why && reduces) why = OfReduction(call);
   if (!why) why = OfLines(call);
   if (!why) why = OfRows(call);
   if (!why) why = OfBuffers(call);

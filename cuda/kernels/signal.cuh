@@ -47,6 +47,33 @@ class BlockSync {
     return Agree(!failed);
   }
 
+  // A block that has passed a barrier may count further events, as ticks behind the barrier's
+  // epoch: Tick tells one peer of it, for what the block did before the last __syncthreads;
+  // AwaitTick waits until a peer has told of so many. Each is for one thread. In the end all
+  // threads call Advance, with as many ticks on every rank, which is at least what any has counted.
+  __device__ void Tick(int peer, uint32_t ticks, Order order) {
+    uint32_t* inbox = &peers_.pad[peer]->inbox[blockIdx.x][peers_.rank];
+    if (order == Order::kData) {
+      st_release_sys(inbox, epoch_ + ticks);
+    } else {
+      st_after_loads_sys(inbox, epoch_ + ticks);
+    }
+  }
+  __device__ bool AwaitTick(int peer, uint32_t ticks, Order order) {
+    const uint32_t expected = epoch_ + ticks;
+    const uint32_t* inbox = &pad_->inbox[blockIdx.x][peer];
+    const auto load = [inbox, order] {
+      return order == Order::kData ? ld_acquire_sys(inbox) : ld_before_stores_sys(inbox);
+    };
+    return WaitFor(peer, expected, load, [expected](uint32_t seen) {
+      return static_cast<int32_t>(seen - expected) >= 0;
+    });
+  }
+  __device__ void Advance(uint32_t ticks) {
+    epoch_ += ticks;
+    if (threadIdx.x == 0) pad_->epoch[blockIdx.x] = epoch_;
+  }
+
   // Whether `ok` is true for all threads of the block. If not, the block passes no barrier any
   // more.
   __device__ bool Agree(bool ok) {
@@ -123,25 +150,13 @@ class BlockSync {
 
   __device__ void Arrive(Order order) {
     for (int p = threadIdx.x; p < peers_.num_ranks; p += blockDim.x) {
-      uint32_t* inbox = &peers_.pad[p]->inbox[blockIdx.x][peers_.rank];
-      if (p == peers_.rank) continue;
-      if (order == Order::kData) {
-        st_release_sys(inbox, epoch_);
-      } else {
-        st_after_loads_sys(inbox, epoch_);
-      }
+      if (p != peers_.rank) Tick(p, 0, order);
     }
   }
 
   __device__ bool Await(Order order) {
-    const auto arrived = [this](uint32_t seen) { return static_cast<int32_t>(seen - epoch_) >= 0; };
     for (int p = threadIdx.x; p < peers_.num_ranks; p += blockDim.x) {
-      if (p == peers_.rank) continue;
-      const uint32_t* inbox = &pad_->inbox[blockIdx.x][p];
-      const auto load = [inbox, order] {
-        return order == Order::kData ? ld_acquire_sys(inbox) : ld_before_stores_sys(inbox);
-      };
-      if (!WaitFor(p, epoch_, load, arrived)) return false;
+      if (p != peers_.rank && !AwaitTick(p, 0, order)) return false;
     }
     return true;
   }

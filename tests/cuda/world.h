@@ -3,12 +3,14 @@
 #pragma once
 
 #include <cstring>
+#include <map>
 #include <memory>
 #include <random>
 #include <vector>
 
 #include "cuda/emulator/emulator.h"
 #include "cuda/kernels/launch.h"
+#include "cuda/kernels/plan_program.h"
 #include "tests/native/check.h"
 
 namespace world {
@@ -65,8 +67,7 @@ class Buffers {
 
 class World {
  public:
-  explicit World(int num_ranks)
-      : pads_(num_ranks), errors_(num_ranks), scratch_(num_ranks, MostScratchNbytes(num_ranks)) {
+  explicit World(int num_ranks) : pads_(num_ranks), errors_(num_ranks) {
     for (int r = 0; r < num_ranks; ++r) streams_.push_back(std::make_unique<Stream>(r));
   }
 
@@ -83,12 +84,13 @@ class World {
     peers.num_ranks = num_ranks();
     peers.error = &errors_[rank];
     peers.timeout_ns = timeout_ns_;
-    EXPECT(jcoll::gpu::ScratchNbytes(call) <= scratch_.nbytes());
+    const Buffers& scratch = ScratchFor(call);
+    if (call.program != nullptr) call.program_image = call.program->images[rank].data();
     for (int p = 0; p < num_ranks(); ++p) {
       peers.pad[p] = &pads_[p];
       if (input != nullptr) peers.input[p] = (*input)[p];
       if (output != nullptr) peers.output[p] = (*output)[p];
-      peers.scratch[p] = scratch_[p];
+      peers.scratch[p] = scratch[p];
     }
     return call;
   }
@@ -126,18 +128,21 @@ class World {
   }
 
  private:
-  static int64_t MostScratchNbytes(int num_ranks) {
-    Call call;
-    call.kernel = Kernel::kAllReduceOneShotLL;
-    call.peers.num_ranks = num_ranks;
-    return jcoll::gpu::ScratchNbytes(call);
+  // Of a kernel's own; one that has become too small is kept, as launches may be using it.
+  const Buffers& ScratchFor(const Call& call) {
+    auto& scratch = scratch_[call.kernel];
+    const int64_t nbytes = jcoll::gpu::ScratchNbytes(call);
+    if (scratch.empty() || scratch.back()->nbytes() < nbytes) {
+      scratch.push_back(std::make_unique<Buffers>(num_ranks(), nbytes));
+    }
+    return *scratch.back();
   }
 
   // Everything that the kernels can use.
   const jcoll::gpu::DeviceFacts device_ = {100, 108};
   std::vector<SignalPad> pads_;
   std::vector<ErrorRecord> errors_;
-  Buffers scratch_;
+  std::map<Kernel, std::vector<std::unique_ptr<Buffers>>> scratch_;
   std::vector<std::unique_ptr<Stream>> streams_;
   uint64_t timeout_ns_ = 60'000'000'000;
 };

@@ -78,6 +78,9 @@ inline int Main(const char* filter) {
   static void name()
 #define EXPECT(cond) check::Report(static_cast<bool>(cond), __FILE__, __LINE__, #cond)
 #define EXPECT_EQ(a, b) check::Equal((a), (b), #a " == " #b, __FILE__, __LINE__)
+#define EXPECT_CONTAINS(text, part)                                                    \
+  check::Report(std::string(text).find(part) != std::string::npos, __FILE__, __LINE__, \
+                "'" + std::string(part) + "' in: " + std::string(text))
 
 int main(int argc, char** argv) { return check::Main(argc > 1 ? argv[1] : ""); }
 

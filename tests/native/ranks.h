@@ -221,8 +221,4 @@ struct Sum {
 
 }  // namespace ranks
 
-#define EXPECT_CONTAINS(text, part)                                                    \
-  check::Report(std::string(text).find(part) != std::string::npos, __FILE__, __LINE__, \
-                "'" + std::string(part) + "' in: " + std::string(text))
-
 #endif  // JCOLL_TESTS_NATIVE_RANKS_H_
