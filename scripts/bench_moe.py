@@ -30,7 +30,7 @@ from jax.sharding import PartitionSpec as P
 
 import jcoll
 from jcoll.bench import measure
-from jcoll.layers.expert_parallel import moe_layer
+from jcoll.layers import moe_layer
 
 AXIS = "expert"
 SPECS = (P(AXIS), P(), P(AXIS), P(AXIS))  # x, router_w, w_in, w_out

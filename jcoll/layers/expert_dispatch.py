@@ -33,6 +33,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jcoll import _compat, errors
 from jcoll.comm.mesh import AxisName, Call, make_call, refuse_traced, static_int
@@ -197,7 +198,7 @@ def combine_from_experts(rows: Any, weights: Any, dispatch: Dispatch) -> jax.Arr
     """
     rows, weights = jnp.asarray(rows), jnp.asarray(weights)
     picked = _from_experts(_varying_like(rows, dispatch), dispatch)  # [k, T, ...]
-    wide = jnp.promote_types(rows.dtype, jnp.float32)
+    wide = np.promote_types(rows.dtype, jnp.float32)
     y = jnp.einsum("tj,jt...->t...", weights.astype(wide), picked.astype(wide))
     return y.astype(rows.dtype)
 
@@ -218,7 +219,7 @@ def _from_experts(rows: jax.Array, dispatch: Dispatch) -> jax.Array:
 
 
 def _to_experts_back(dispatch: Dispatch, ct: jax.Array) -> tuple[jax.Array, None]:
-    wide = jnp.promote_types(ct.dtype, jnp.float32)
+    wide = np.promote_types(ct.dtype, jnp.float32)
     return _from_experts(ct, dispatch).sum(0, dtype=wide).astype(ct.dtype), None
 
 

@@ -30,6 +30,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jcoll import _compat, errors
 
@@ -213,7 +214,7 @@ def ragged_vjp(
 
 
 def _wide(x: jax.Array) -> Any:
-    return jnp.promote_types(x.dtype, jnp.float32)
+    return np.promote_types(x.dtype, jnp.float32)
 
 
 def _zeros(shape: tuple[int, ...], dtype: Any, like: jax.Array) -> jax.Array:
