@@ -22,9 +22,9 @@ collective. Where moving and computing share their cores, as on the CPU, that is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import jax
@@ -192,82 +192,74 @@ class _Ring:
             if ahead is not None:
                 yield step, ahead
 
-    def start(self, distance: int, size: int) -> Any:
-        """Where the block of the rank at this distance starts, in blocks of `size`."""
-        n = self.call.num_ranks
-        return (jax.lax.axis_index(self.call.axes) + distance) % n * size
+    def rank_at(self, distance: int) -> Any:
+        return (jax.lax.axis_index(self.call.axes) + distance) % self.call.num_ranks
+
+    def block_of(self, x: Any, distance: int, dim: int) -> Any:
+        """The block of x, along `dim`, for the rank at this distance."""
+        size = x.shape[dim] // self.call.num_ranks
+        return jax.lax.dynamic_slice_in_dim(x, self.rank_at(distance) * size, size, dim)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _gathered(x: Any, w: Any, dim: int, ring: _Ring) -> Any:
-    size = x.shape[dim]
-    y = None
-    for distance, block in ring.pass_by(x):
-        y = _with_block(y, product(block, w), ring.start(distance, size), dim, ring)
-    return y
+    return _joined([(d, product(block, w)) for d, block in ring.pass_by(x)], dim, ring)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _scattered(x: Any, w: Any, dim: int, ring: _Ring) -> Any:
     dtype = jnp.result_type(x, w)
     wide = accumulation_dtype(dtype)
-    size = x.shape[dim] // ring.call.num_ranks
 
     def part(distance: int) -> Any:
-        return product(_block(x, ring.start(distance, size), size, dim), w, wide)
+        return product(ring.block_of(x, distance, dim), w, wide)
 
-    def collected(length: int, sign: int) -> Iterator[Any]:
-        """What the `length` ranks on one side add up for this one: nothing, or one array."""
-        total = None
-        for distance in range(length, 0, -1):
-            own = part(-sign * distance)
-            total = own if total is None else own + total
-            total = ring.shift(total.astype(dtype), -sign).astype(wide)
-        return iter(() if total is None else (total,))
+    def hop(total: Any, by: int) -> Any:
+        return ring.shift(total.astype(dtype), by).astype(wide)
 
-    num_behind, num_ahead = ring.lengths
-    sums = [*collected(num_behind, 1), *collected(num_ahead, -1)]
-    return sum(sums, start=part(0)).astype(dtype)
+    def from_side(length: int, sign: int) -> Any:
+        """What the `length` ranks on one side, from the farthest on, add up for this one."""
+        total = part(sign * length)
+        for distance in range(length - 1, 0, -1):
+            total = part(sign * distance) + hop(total, sign)
+        return hop(total, sign)
+
+    # A rank sends backwards what it has for those behind it, which is how this one's comes from
+    # those ahead.
+    sums = [from_side(n, sign) for n, sign in zip(ring.lengths, (-1, 1), strict=True) if n]
+    return reduce(jnp.add, sums, part(0)).astype(dtype)
 
 
 def _gathered_bwd(dim: int, ring: _Ring, saved: Any, dy: Any) -> Any:
     x, w = saved
-    size = x.shape[dim]
     dx = _scattered(dy, w.T, dim, ring)
-    dw = sum(
-        _outer(block, _block(dy, ring.start(distance, size), size, dim))
-        for distance, block in ring.pass_by(x)
-    )
-    return dx.astype(x.dtype), dw.astype(w.dtype)
+    parts = [_outer(block, ring.block_of(dy, d, dim)) for d, block in ring.pass_by(x)]
+    return dx.astype(x.dtype), reduce(jnp.add, parts).astype(w.dtype)
 
 
 def _scattered_bwd(dim: int, ring: _Ring, saved: Any, dy: Any) -> Any:
     """One round of the ring serves both gradients."""
     x, w = saved
-    size = dy.shape[dim]
-    dx, dw = None, 0
-    for distance, block in ring.pass_by(dy):
-        start = ring.start(distance, size)
-        dx = _with_block(dx, product(block, w.T), start, dim, ring)
-        dw = dw + _outer(_block(x, start, size, dim), block)
-    return dx.astype(x.dtype), dw.astype(w.dtype)
+    blocks = list(ring.pass_by(dy))
+    dx = _joined([(d, product(block, w.T)) for d, block in blocks], dim, ring)
+    parts = [_outer(ring.block_of(x, d, dim), block) for d, block in blocks]
+    return dx.astype(x.dtype), reduce(jnp.add, parts).astype(w.dtype)
 
 
 _gathered.defvjp(lambda x, w, dim, ring: (_gathered(x, w, dim, ring), (x, w)), _gathered_bwd)
 _scattered.defvjp(lambda x, w, dim, ring: (_scattered(x, w, dim, ring), (x, w)), _scattered_bwd)
 
 
-def _block(x: Any, start: Any, size: int, dim: int) -> Any:
-    return jax.lax.dynamic_slice_in_dim(x, start, size, dim)
-
-
-def _with_block(y: Any, block: Any, start: Any, dim: int, ring: _Ring) -> Any:
-    """y, of N blocks along `dim`, with one of them written; None: with the others zero."""
-    if y is None:
-        shape = list(block.shape)
-        shape[dim] *= ring.call.num_ranks
-        y = jnp.zeros(shape, block.dtype)
-    return jax.lax.dynamic_update_slice_in_dim(y, block, start, dim)
+def _joined(blocks: Sequence[tuple[int, Any]], dim: int, ring: _Ring) -> Any:
+    """(distance, block) of all ranks as one array, along `dim` in the order of the ranks."""
+    first = blocks[0][1]
+    shape = list(first.shape)
+    shape[dim] *= len(blocks)
+    y = jnp.zeros(shape, first.dtype)
+    for distance, block in blocks:
+        start = ring.rank_at(distance) * first.shape[dim]
+        y = jax.lax.dynamic_update_slice_in_dim(y, block, start, dim)
+    return y
 
 
 def _outer(x: Any, dy: Any) -> Any:
