@@ -1,5 +1,6 @@
 """serve_tp.py as a user runs it, and its model against one without a cache on one device."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -13,6 +14,11 @@ from jax.sharding import PartitionSpec as P
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "examples" / "serve_tp.py"
+sys.path.insert(0, str(SCRIPT.parent))
+
+engine = importlib.import_module("serve.engine")
+model = importlib.import_module("serve.model")
+
 TINY = ["--layers=2", "--width=32", "--heads=8", "--vocabulary=50", "--tokens=20", "--warmup=2"]
 
 
@@ -76,16 +82,7 @@ def test_bad_flags(flags, message):
 # The model
 
 
-@pytest.fixture(scope="module")
-def parts():
-    sys.path.insert(0, str(SCRIPT.parent))
-    from serve import engine, model
-
-    yield engine, model
-    sys.path.remove(str(SCRIPT.parent))
-
-
-def whole_model(params, tokens, shape, model):
+def whole_model(params, tokens, shape):
     """[B, T] -> [B, T, V], every token looking at all before it; no cache, one device."""
     x = params["embedding"][tokens] + params["position"][None, : tokens.shape[1]]
     for layer in params["layers"]:
@@ -108,9 +105,8 @@ def broadcast(vector, like):
 
 
 @pytest.mark.parametrize("collectives", ["jcoll", "lax"])
-def test_decodes_what_the_whole_model_says(parts, collectives):
+def test_decodes_what_the_whole_model_says(collectives):
     """Token by token, from a cache split over 4 ranks, with a vocabulary that 4 do not divide."""
-    engine, model = parts
     shape = model.Shape(layers=2, width=32, heads=8, vocabulary=50, context=16)
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), (model.AXIS,))
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
@@ -124,13 +120,12 @@ def test_decodes_what_the_whole_model_says(parts, collectives):
     assert len(serving.latencies_s) == 12
     params = jax.tree.map(lambda leaf: jnp.asarray(jax.device_get(leaf)), params)
     seen = jnp.concatenate([prompt, text], axis=1)
-    logits = whole_model(params, seen, shape, model)[..., : shape.vocabulary]
+    logits = whole_model(params, seen, shape)[..., : shape.vocabulary]
     np.testing.assert_array_equal(text, jnp.argmax(logits, -1)[:, 2:-1])
 
 
-def test_likeliest_takes_the_first_of_equals(parts):
+def test_likeliest_takes_the_first_of_equals():
     """Of equal logits on one rank and on several, and never a word of the padding."""
-    _, model = parts
     logits = np.zeros((4, 16), np.float32)
     logits[1, [6, 9]] = 1
     logits[2, [4, 5]] = 1
