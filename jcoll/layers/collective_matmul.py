@@ -232,7 +232,7 @@ def _scattered(x: Any, w: Any, dim: int, ring: _Ring) -> Any:
 
 def _gathered_bwd(dim: int, ring: _Ring, saved: Any, dy: Any) -> Any:
     x, w = saved
-    dx = _scattered(dy, w.T, dim, ring)
+    dx: Any = _scattered(dy, w.T, dim, ring)
     parts = [_outer(block, ring.block_of(dy, d, dim)) for d, block in ring.pass_by(x)]
     return dx.astype(x.dtype), reduce(jnp.add, parts).astype(w.dtype)
 
