@@ -126,9 +126,9 @@ def vary_alike(q: Any, k: Any, v: Any, segments: Any, axes: Any = ()) -> tuple[A
 
 
 def make_rule(
-    where: str, q: Any, causal: Any, scale: Any, block_size: Any, chunk: int | None = None
+    where: str, q: Any, causal: bool, scale: Any, block_size: Any, chunk: int | None = None
 ) -> Rule:
-    causal = static_bool(where, "causal", causal)
+    """The options, checked; `causal` by check_inputs."""
     block_size = static_int(where, "block_size", block_size)
     if block_size < 1:
         problem = f"block_size={block_size} is too small; at least 1 is needed."
@@ -140,11 +140,12 @@ def make_rule(
     if not isinstance(scale, numbers.Real) or not math.isfinite(float(scale)):
         problem = f"scale={scale!r} is not a finite number."
         raise ValueError(errors.text(where, problem, "Pass a float, or None for D ** -0.5."))
-    return Rule(causal, float(scale), block_size, chunk)
+    return Rule(bool(causal), float(scale), block_size, chunk)
 
 
 def check_inputs(where: str, q: Any, k: Any, v: Any, causal: bool, segment_ids: Any) -> None:
     """Raises errors of the four-part form unless the arrays make an attention."""
+    static_bool(where, "causal", causal)
     _check_types(where, q, k, v)
     _check_shapes(where, q, k, v)
     _check_heads(where, q, k)

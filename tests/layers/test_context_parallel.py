@@ -10,8 +10,8 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-import jcoll
 from jcoll import layers
+from jcoll.errors import AxisError
 from jcoll.layers import online_softmax
 from jcoll.layers.attention import attend, make_keys, make_queries, merge_heads
 
@@ -22,7 +22,8 @@ RING, GATHER, ULYSSES = (
     layers.ulysses_attention,
 )
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
-COMPILE_FAST = {"xla_backend_optimization_level": 0}  # Running takes no time, compiling does.
+# Running takes no time here, compiling does.
+jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def inputs(heads=4, kv_heads=4, tokens=16, batch=(2,), dtype="float32", keys=None, head_dim=8):
@@ -113,7 +114,7 @@ def mesh_of(*shape, names=("seq", "other")):
 def with_gradients(attention, q, k, v, *rest):
     """[out, dq, dk, dv] of a loss that is the sum of out * loss_weights."""
 
-    @functools.partial(jax.jit, compiler_options=COMPILE_FAST)
+    @jit
     def run(q, k, v, *rest):
         out, back = jax.vjp(lambda *qkv: attention(*qkv, *rest), q, k, v)
         return [out, *back(loss_weights(jnp, out.shape).astype(out.dtype))]
@@ -160,7 +161,7 @@ def test_equals_full_attention(name):
 @pytest.mark.parametrize("name", ["ring-zigzag", "gather", "ulysses"])
 def test_of_bfloat16(name):
     attention, options = ATTENTIONS[name]
-    check(attention, mesh_of(4), inputs(dtype="bfloat16"), **options)
+    check(attention, mesh_of(2), inputs(dtype="bfloat16", batch=(1,)), **options)
 
 
 @pytest.mark.parametrize("name", ["ring", "gather-zigzag", "ulysses"])
@@ -169,27 +170,27 @@ def test_without_a_mask(name):
     check(attention, mesh_of(2), inputs(kv_heads=2), causal=False, scale=0.3, **options)
 
 
-@pytest.mark.parametrize("name", ATTENTIONS)
+@pytest.mark.parametrize("name", ["ring", "gather-zigzag", "ulysses"])
 def test_segments_and_grouped_heads(name):
     attention, options = ATTENTIONS[name]
     ids, arrays = segments_of((2,), 32), inputs(tokens=32, heads=8, kv_heads=2)
     check(attention, mesh_of(8), arrays, segment_ids=ids, check_vma=False, **options)
 
 
-@pytest.mark.parametrize("name", ["ring-zigzag", "gather-zigzag", "ulysses"])
+@pytest.mark.parametrize("name", ["ring-zigzag", "ulysses"])
 def test_one_rank(name):
     attention, options = ATTENTIONS[name]
     check(attention, mesh_of(1), inputs(tokens=6), **options)
 
 
-@pytest.mark.parametrize("batch", [(), (0,), (1,)], ids=str)
+@pytest.mark.parametrize("batch", [(), (0,)], ids=str)
 def test_leading_dimensions(batch):
     arrays = inputs(tokens=8, batch=batch)
     check(RING, mesh_of(2), arrays, dim=len(batch), placement="zigzag")
 
 
 def test_keys_of_another_sequence():
-    check(RING, mesh_of(4), inputs(tokens=8, keys=20), causal=False)
+    check(RING, mesh_of(2), inputs(tokens=8, keys=20), causal=False)
 
 
 @pytest.mark.parametrize("attention", [RING, ULYSSES])
@@ -242,8 +243,8 @@ def test_batch_and_sequence_on_one_mesh(attention, check_vma):
         return jnp.sum(jnp.sin(full_attention(q * scale, k, v)))
 
     scale = jnp.full((8,), 0.7, jnp.float32)[None, None, None]
-    got = jax.jit(jax.grad(loss))(scale, q, k, v)
-    np.testing.assert_allclose(got, jax.grad(reference)(scale, q, k, v), rtol=1e-5, atol=1e-5)
+    got, want = (jit(jax.grad(f))(scale, q, k, v) for f in (loss, reference))
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
 def test_replicated_keys():
@@ -262,8 +263,8 @@ def test_replicated_keys():
         return jnp.sum(jnp.sin(full_attention(q, *(jnp.tile(x, (1, 2, 1, 1)) for x in (k, v)))))
 
     k, v = k[:, :4], v[:, :4]
-    got = jax.jit(jax.grad(loss, (0, 1)))(k, v, q)
-    for g, w in zip(got, jax.grad(reference, (0, 1))(k, v, q), strict=True):
+    got, want = (jit(jax.grad(f, (0, 1)))(k, v, q) for f in (loss, reference))
+    for g, w in zip(got, want, strict=True):
         np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-5)
 
 
@@ -272,7 +273,7 @@ def test_replicated_keys():
 
 @pytest.mark.parametrize("attention", [RING, ULYSSES])
 def test_layers_by_scan_with_remat(attention):
-    mesh, spec = mesh_of(4), P(None, "seq")
+    mesh, spec = mesh_of(2), P(None, "seq")
     x = 0.5 * inputs()[0]
     weights = jnp.linspace(0.5, 1.5, 3, dtype=jnp.float32)
 
@@ -286,7 +287,7 @@ def test_layers_by_scan_with_remat(attention):
         return jax.shard_map(run, mesh=mesh, in_specs=(spec, P()), out_specs=spec)(x, weights)
 
     def loss(run):
-        return jax.jit(jax.grad(lambda x, weights: jnp.sum(jnp.sin(run(x, weights))), (0, 1)))
+        return jit(jax.grad(lambda x, weights: jnp.sum(jnp.sin(run(x, weights))), (0, 1)))
 
     got = loss(split)(x, weights)
     want = loss(functools.partial(model, full_attention))(x, weights)
@@ -299,8 +300,8 @@ def test_vmap_over_the_axis_itself():
     q, k, v = inputs(tokens=8)
     parts = [jnp.stack(jnp.split(x, 2, axis=1)) for x in (q, k, v)]
     run = jax.vmap(functools.partial(RING, axis_name="seq"), axis_name="seq")
-    got = jnp.concatenate(list(run(*parts)), axis=1)
-    np.testing.assert_allclose(got, full_attention(q, k, v), rtol=1e-5, atol=1e-5)
+    got = jnp.concatenate(list(jit(run)(*parts)), axis=1)
+    np.testing.assert_allclose(got, jit(full_attention)(q, k, v), rtol=1e-5, atol=1e-5)
 
 
 def test_algorithm_and_deadline_reach_every_collective():
@@ -342,8 +343,9 @@ def test_any_block_size(block_size):
 
 def test_scores_that_overflow_exp():
     q, k, v = inputs(tokens=8)
-    got = layers.blockwise_attention(q * 100, k * 100, v, block_size=2)
-    np.testing.assert_allclose(got, full_attention(q * 100, k * 100, v), rtol=1e-4, atol=1e-4)
+    got = jit(functools.partial(layers.blockwise_attention, block_size=2))(q * 100, k * 100, v)
+    want = jit(full_attention)(q * 100, k * 100, v)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -361,7 +363,7 @@ def test_hidden_tiles_are_skipped(placement, work, monkeypatch):
 
     monkeypatch.setattr(online_softmax, "_scores", recorded)
     run = split_attention(RING, mesh_of(4), placement=placement, block_size=2, check_vma=False)
-    jax.block_until_ready(jax.jit(run)(*inputs()))
+    jax.block_until_ready(jit(run)(*inputs()))
     jax.effects_barrier()
     tiles = [(q, k) for q in range(0, 16, 2) for k in range(0, q + 1, 2)]
     assert sorted((q, k) for _, q, k in seen) == tiles
@@ -452,6 +454,17 @@ def test_types_must_agree():
         call(segment_ids=jnp.zeros((2, 16), "float32"))
 
 
+def test_a_traced_option():
+    mesh = mesh_of(2)
+
+    def of_rank(q, k, v):
+        return RING(q, k, v, axis_name="seq", causal=jnp.sum(q) > 0)
+
+    run = jax.shard_map(of_rank, mesh=mesh, in_specs=P(None, "seq"), out_specs=P(None, "seq"))
+    with pytest.raises(TypeError, match=WHERE + "causal is a traced value"):
+        jax.eval_shape(run, *inputs())
+
+
 def test_zigzag_of_a_sequence_that_does_not_divide():
     match = r"(?s)a rank has 3 tokens.*even.*sequence of 12 tokens to 16"
     mesh, spec = mesh_of(4), P(None, "seq")
@@ -474,5 +487,5 @@ def test_ulysses_needs_heads_for_all_ranks(heads, fix):
 
 
 def test_outside_of_shard_map():
-    with pytest.raises(jcoll.errors.AxisError, match=r"(?s)ring_attention: axis 'seq'.*shard_map"):
+    with pytest.raises(AxisError, match=r"(?s)ring_attention: axis 'seq'.*shard_map"):
         RING(*inputs(), axis_name="seq")
