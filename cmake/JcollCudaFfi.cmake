@@ -11,6 +11,7 @@
 #   pip install --no-deps --target build/ffi-collectives jaxlib==0.12.0.1
 #   -DJCOLL_CUDA_FFI_INCLUDE_DIR=build/ffi/jaxlib/include
 #   -DJCOLL_CUDA_COLLECTIVES_INCLUDE_DIR=build/ffi-collectives/jaxlib/include
+# Such a library registers and instantiates under jaxlib 0.11.2 and 0.12.0.1.
 # With the first alone the library has no windows of XLA's, and works on staging windows of its own.
 
 set(JCOLL_CUDA_FFI_INCLUDE_DIR "" CACHE PATH

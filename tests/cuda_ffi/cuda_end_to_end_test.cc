@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "check.h"
+#include "csrc/plan_store.h"
 #include "cuda/emulator/emulator.h"
 #include "cuda/ffi/health.h"
 #include "job.h"
@@ -75,6 +76,49 @@ TEST(AllReduceByEachKernel) {
       }
     }
   }
+}
+
+// An encoded plan in which the last rank sends nothing until it has what all others pass along.
+std::string PassAlong(int32_t num_ranks) {
+  constexpr int32_t kSend = 0, kRecv = 1, kRecvReduce = 2, kInput = 0, kOutput = 1;
+  std::vector<int32_t> steps, first_step = {0};
+  for (int32_t r = 0; r < num_ranks; ++r) {
+    const auto add = [&](int32_t kind, int32_t peer, int32_t src, int32_t dst) {
+      steps.insert(steps.end(), {r, kind, peer, src, 0, dst, 0, 1});
+    };
+    if (r > 0) add(kRecvReduce, r - 1, kInput, kOutput);
+    if (r < num_ranks - 1) {
+      add(kSend, r + 1, r > 0 ? kOutput : kInput, 0);
+      add(kRecv, r + 1, 0, kOutput);
+    }
+    if (r > 0) add(kSend, r - 1, kOutput, 0);
+    first_step.push_back(static_cast<int32_t>(steps.size() / 8));
+  }
+  std::vector<int32_t> words = {
+      'J' | 'C' << 8 | 'P' << 16 | 'L' << 24, 1, 0, 0, num_ranks, 0, 1, 0, first_step.back(), 0};
+  words.insert(words.end(), first_step.begin(), first_step.end());
+  words.insert(words.end(), steps.begin(), steps.end());
+  words[2] = static_cast<int32_t>(words.size());
+  return std::string(reinterpret_cast<const char*>(words.data()), words.size() * 4);
+}
+
+// By lines and, the last, by counters.
+TEST(Plans) {
+  jcoll::SetPlanMaker([](const jcoll::PlanKey& key) {
+    return std::variant<std::string, jcoll::Failure>(PassAlong(key.num_ranks));
+  });
+  for (const int minor_version : kMinorVersions) {
+    for (const int64_t count : {1, 1000, 30011}) {
+      Reset(3);
+      Xla xla;
+      xla.minor_version = minor_version;
+      const auto attributes = AllReduce(3, "pass_along");
+      Job job(&xla, With(attributes, {{"plan_op", "all_reduce"}, {"count", count}}));
+      ExpectResults(job, [](int call, int, int64_t i) { return Sum(call, 3, i); });
+    }
+  }
+  jcoll::SetPlanMaker(nullptr);
+  jcoll::ForgetPlans();
 }
 
 // Kernels that take turns on the same pads and the same scratch.

@@ -245,12 +245,15 @@ TEST(DevicesOfDifferentKinds) {
   Reset();
   fake::devices().facts[0] = {90, 132};
   fake::devices().facts[1] = {80, 20};
+  fake::devices().facts[2] = {90, 132};
   Xla xla;
   xla.make_group = [](fake::Group* group) { group->has_multicast = true; };
-  Job job(&xla, AllReduce(2, "two_shot"));
+  Job job(&xla, AllReduce(3, "two_shot"));
   EXPECT(!job.Instantiate());
   EXPECT(fake::AllWell(job.Run()));
-  for (const auto& [call, stream, device] : fake::TakeLaunched()) {
+  const auto launched = fake::TakeLaunched();
+  EXPECT_EQ(launched.size(), 3);
+  for (const auto& [call, stream, device] : launched) {
     EXPECT_EQ(call.num_blocks, 20);                 // The least: all resident everywhere.
     EXPECT(call.peers.multicast_input == nullptr);  // Which sm_80 has not.
   }
@@ -340,12 +343,27 @@ TEST(AlgorithmsThatAnOpHasNot) {
   EXPECT(fake::AllSay(all_reduce.Run(), "there is no such algorithm for all_reduce"));
 }
 
-TEST(PlansNeedTheirProgram) {
+// A plan that cannot be had is told when the program is loaded.
+TEST(PlansAreMadeFirst) {
   Reset();
   Xla xla;
   Job job(&xla, With(AllReduce(2, "ring"), {{"plan_op", "all_reduce"}}));
+  const auto error = job.Instantiate();
+  EXPECT(error && error->find("plans are not available") != std::string::npos);
+}
+
+TEST(PlansMoveBlocksOfOneSize) {
+  Reset();
+  Xla xla;
+  Job job(&xla, With(AllReduce(2, "pairwise"), {{"op", "ragged_all_to_all"},
+                                                {"plan_op", "all_to_all"},
+                                                {"reduce_op", ""},
+                                                {"row_nbytes", int64_t{4}},
+                                                {"updates_per_rank", int64_t{1}},
+                                                {"input_rows", int64_t{2}},
+                                                {"output_rows", int64_t{2}}}));
   EXPECT(!job.Instantiate());
-  EXPECT(fake::AllSay(job.Run(), "algorithm 'ring' cannot serve this call on CUDA: there is no"));
+  EXPECT(fake::AllSay(job.Run(), "there is no such algorithm for ragged_all_to_all"));
 }
 
 TEST(Barrier) {
