@@ -5,6 +5,9 @@
 #include <mutex>
 #include <string_view>
 #include <utility>
+#include <variant>
+
+#include "csrc/plan_store.h"
 
 namespace jcoll::gpu {
 namespace {
@@ -25,6 +28,9 @@ constexpr OpName kOps[] = {
     {"ragged_all_to_all", Op::kRaggedAllToAll},
     {"broadcast", Op::kBroadcast},
     {"barrier", Op::kBarrier},
+    {"reduce", Op::kReduce},
+    {"gather", Op::kGather},
+    {"scatter", Op::kScatter},
 };
 
 struct ReduceOpName {
@@ -50,7 +56,13 @@ bool ParseReduceOp(std::string_view name, ReduceOp* op) {
   return false;
 }
 
-bool Reduces(Op op) { return op == Op::kAllReduce || op == Op::kReduceScatter; }
+bool Reduces(Op op) {
+  return op == Op::kAllReduce || op == Op::kReduceScatter || op == Op::kReduce;
+}
+
+bool HasRoot(Op op) {
+  return op == Op::kBroadcast || op == Op::kReduce || op == Op::kGather || op == Op::kScatter;
+}
 
 Failure Malformed(const CallSite& site, const std::string& what) {
   return site.Error("the custom call's attributes do not fit together: " + what + ".", kRecompile);
@@ -80,7 +92,7 @@ std::optional<Failure> CheckSizes(const CallSite& site) {
   if (site.count > kMaxNbytes / Size(site.dtype) / site.group_size) {
     return Malformed(site, "count is larger than any memory");
   }
-  if (site.op == Op::kBroadcast && (site.root < 0 || site.root >= site.group_size)) {
+  if (HasRoot(site.op) && (site.root < 0 || site.root >= site.group_size)) {
     return Malformed(site, "root " + std::to_string(site.root) + " is no rank");
   }
   if (site.op != Op::kRaggedAllToAll) return std::nullopt;
@@ -150,7 +162,25 @@ std::optional<Failure> CallSite::Resolve() {
     dtype = DType::kU8;  // All others are types of one byte: narrower ones are widened before.
   }
   if (auto failure = CheckSizes(*this)) return failure;
+  if (auto failure = LoadPlan()) return failure;
   op_id = Number(Where());
+  return std::nullopt;
+}
+
+std::optional<Failure> CallSite::LoadPlan() {
+  if (plan_op.empty() || op == Op::kRaggedAllToAll) return std::nullopt;  // Refused by ChooseRoute.
+  const auto made = PlanFor({plan_op, algorithm, static_cast<int>(group_size),
+                             static_cast<int>(std::max<int64_t>(root, 0))});
+  if (const auto* failure = std::get_if<Failure>(&made)) {
+    return Failure{failure->code, Where() + ": " + failure->message};
+  }
+  const PlanPrograms& programs = std::get<std::shared_ptr<const LoadedPlan>>(made)->programs;
+  const int64_t block_nbytes = count * Size(dtype);
+  if (programs.in_blocks * block_nbytes != input_nbytes() ||
+      programs.out_blocks * block_nbytes != output_nbytes()) {
+    return Malformed(*this, "a plan for " + plan_op + " serves other sizes");
+  }
+  plan = std::make_shared<PlanProgram>(CompilePlan(programs));
   return std::nullopt;
 }
 
@@ -158,6 +188,7 @@ int64_t CallSite::input_nbytes() const {
   switch (op) {
     case Op::kReduceScatter:
     case Op::kAllToAll:
+    case Op::kScatter:
       return count * group_size * Size(dtype);
     case Op::kRaggedAllToAll:
       return input_rows * row_nbytes;
@@ -170,6 +201,7 @@ int64_t CallSite::output_nbytes() const {
   switch (op) {
     case Op::kAllGather:
     case Op::kAllToAll:
+    case Op::kGather:
       return count * group_size * Size(dtype);
     case Op::kRaggedAllToAll:
       return output_rows * row_nbytes;
@@ -206,6 +238,7 @@ Call CallSite::ToCall() const {
   call.count = count;
   call.root = static_cast<int32_t>(std::max<int64_t>(root, 0));
   call.op_id = op_id;
+  call.program = plan.get();
   call.rows.updates_per_rank = updates_per_rank;
   call.rows.row_nbytes = row_nbytes;
   call.rows.input_rows = input_rows;

@@ -3,12 +3,14 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "csrc/failure.h"
 #include "cuda/kernels/launch.h"
+#include "cuda/kernels/plan_program.h"
 
 namespace jcoll::gpu {
 
@@ -20,6 +22,9 @@ enum class Op {
   kRaggedAllToAll,
   kBroadcast,
   kBarrier,
+  kReduce,  // These only by plans.
+  kGather,
+  kScatter,
 };
 
 // An operand or a result of a call, in device memory.
@@ -49,7 +54,8 @@ struct CallSite {
   Op op = Op::kBarrier;
   DType dtype = DType::kU8;  // Types that only move and have no name here travel as bytes.
   ReduceOp reduce_op = ReduceOp::kNone;
-  uint32_t op_id = 0;  // Of this process: ErrorRecord::op_id.
+  uint32_t op_id = 0;                       // Of this process: ErrorRecord::op_id.
+  std::shared_ptr<const PlanProgram> plan;  // Null if the algorithm is no plan.
 
   // Fills in the latter, and fails if the attributes do not fit together.
   std::optional<Failure> Resolve();
@@ -74,6 +80,9 @@ struct CallSite {
   // "jcoll.all_reduce over axis 'x' (float32[8], direct) called at train.py:42".
   std::string Where() const;
   Failure Error(const std::string& problem, const std::string& remedy) const;
+
+ private:
+  std::optional<Failure> LoadPlan();
 };
 
 // The timeout of calls that name none, in seconds; at first 300.

@@ -48,6 +48,12 @@ class Clique {
     return communicator_->Exchange(mine, timeout_s);
   }
 
+  // As Communicator.
+  std::variant<void*, Failure> Upload(const std::vector<int32_t>& words, double timeout_s) {
+    std::lock_guard<std::mutex> lock(together_mu_);
+    return communicator_->Upload(words, timeout_s);
+  }
+
   // Collective: memory of at least so many bytes that every rank reaches. What is there grows, and
   // is shared by all calls that ask for the same use.
   //

@@ -124,6 +124,16 @@ std::optional<Failure> Communicator::ExchangeBytes(const void* mine, size_t nbyt
   return std::nullopt;
 }
 
+std::variant<void*, Failure> Communicator::Upload(const std::vector<int32_t>& words,
+                                                  double timeout_s) {
+  const size_t nbytes = words.size() * sizeof(int32_t);
+  void* memory = nullptr;
+  if (auto failure = device::Allocate(nbytes, &memory)) return *failure;
+  if (auto failure = device::Copy(memory, words.data(), nbytes, stream_)) return *failure;
+  if (auto failure = WaitForStream(timeout_s)) return *failure;
+  return memory;
+}
+
 std::optional<Failure> Communicator::AllWell(const std::optional<Failure>& mine, double timeout_s) {
   Verdict verdict = {};
   verdict.is_well = !mine;

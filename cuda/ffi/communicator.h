@@ -48,6 +48,9 @@ class Communicator {
     return all;
   }
 
+  // Device memory with a copy of `words`. It is never freed, as that of SymmetricBuffer.
+  std::variant<void*, Failure> Upload(const std::vector<int32_t>& words, double timeout_s);
+
   // Collective: nothing if all ranks are well, else on all ranks what the first of them suffers.
   std::optional<Failure> AllWell(const std::optional<Failure>& mine, double timeout_s);
 

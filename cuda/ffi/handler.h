@@ -5,7 +5,8 @@
 //   results:  the array
 //   attributes:
 //     op                str      all_reduce, reduce_scatter, all_gather, all_to_all,
-//                                ragged_all_to_all, broadcast, barrier
+//                                ragged_all_to_all, broadcast, barrier; by plans also
+//                                reduce, gather, scatter
 //     algorithm         str      "direct": what serves best here; "one_shot", "two_shot",
 //                                "multimem": that kernel or an error; else a plan's name
 //     plan_op           str      the op that the plan is for; "" if the algorithm is not a plan

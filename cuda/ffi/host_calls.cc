@@ -105,7 +105,10 @@ nccl::Result Issue(const CallSite& site, const Communicator& communicator, const
     case Op::kBroadcast:
       return api.Broadcast(input, output, nbytes, nccl::kUint8, static_cast<int>(site.root), comm,
                            stream);
-    case Op::kRaggedAllToAll:  // Refused.
+    case Op::kRaggedAllToAll:  // This one and the next three are refused.
+    case Op::kReduce:
+    case Op::kGather:
+    case Op::kScatter:
     case Op::kBarrier:
       break;
   }
@@ -118,6 +121,9 @@ nccl::Result Issue(const CallSite& site, const Communicator& communicator, const
 std::optional<std::string> HostCallsRefusal(const CallSite& site) {
   if (site.op == Op::kRaggedAllToAll) {
     return "NCCL's functions need the counts on the host, where they are not";
+  }
+  if (site.op == Op::kReduce || site.op == Op::kGather || site.op == Op::kScatter) {
+    return "jcoll asks NCCL for no " + site.op_name;
   }
   if (site.reduce_op == ReduceOp::kNone) return std::nullopt;
   const auto addend = AddendOf(site.dtype);

@@ -87,6 +87,9 @@ std::optional<Kernel> OnlyKernel(Op op) {
     case Op::kBarrier:
       return Kernel::kBarrier;
     case Op::kAllReduce:
+    case Op::kReduce:
+    case Op::kGather:
+    case Op::kScatter:
       break;
   }
   return std::nullopt;
@@ -101,7 +104,8 @@ std::vector<Kernel> KernelsOf(const CallSite& site, const Offer& offer) {
   }
   if (site.op == Op::kAllReduce) return AllReduceKernels(site, offer);
   if (site.algorithm != "direct" && site.algorithm != "one_shot") return {};
-  return {*OnlyKernel(site.op)};
+  if (const auto kernel = OnlyKernel(site.op)) return {*kernel};
+  return {};
 }
 
 // One of the algorithm's kernels that serves the call; or why none does.

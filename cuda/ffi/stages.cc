@@ -169,6 +169,11 @@ std::optional<Failure> Stages::AddMemory(Agreement* agreement) const {
     std::copy_n(std::get<Buffer>(scratch)->pointers.of_rank, call.peers.num_ranks,
                 call.peers.scratch);
   }
+  if (site_.plan != nullptr) {
+    auto image = clique.Upload(site_.plan->images[clique.rank()], timeout_s);
+    if (auto* failure = std::get_if<Failure>(&image)) return *failure;
+    call.program_image = std::get<void*>(image);
+  }
   if (agreement->route.path != Path::kStaging) return std::nullopt;
   auto input = clique.Staging(Clique::Side::kInput, site_.input_nbytes(), timeout_s);
   if (auto* failure = std::get_if<Failure>(&input)) return *failure;

@@ -1,0 +1,128 @@
+// Many calls by many plans on the same pads and slots, with random delays everywhere: what a plan
+// leaves, the next one finds, while ranks run ahead of each other.
+#include "cuda/emulator/language.h"
+#include "tests/cuda/plans.h"
+
+namespace {
+
+using namespace plans;
+
+constexpr int64_t kMaxCount = 150;
+
+int32_t Value(int round, int rank, int64_t i) {
+  return static_cast<int32_t>(round * 1000003 + rank * 7919 + i * 31);
+}
+
+// Around a call, in stream order and without waiting for anybody: every rank writes its input
+// before, and checks its output after.
+class Program {
+ public:
+  Program(World* world, uint32_t seed)
+      : world_(world),
+        cases_(OfRanks(world->num_ranks())),
+        input_(world->num_ranks(), world->num_ranks() * kMaxCount * 4),
+        output_(world->num_ranks(), world->num_ranks() * kMaxCount * 4),
+        random_(seed) {}
+
+  void Enqueue(int round) {
+    const Case& c = *cases_[random_() % cases_.size()];
+    const int64_t count = random_() % (kMaxCount + 1);
+    const Kernel kernel = kProtocols[random_() % 4 == 0 ? 0 : 1];  // LL has no barrier at all.
+    Call call = c.MakeCall(kernel, DType::kS32, ReduceOp::kSum, count);
+    call.num_blocks = 1 + random_() % 2;
+    const auto expected = Expected(c, count, round);
+    for (int r = 0; r < world_->num_ranks(); ++r) {
+      OnRank(r, [=, &c] { Write(r, Input(c, count, round, r)); });
+      world_->Launch(world_->ForRank(call, r, &input_, &output_));
+      OnRank(r, [=, &c, result = expected[r]] {
+        if (std::equal(result.begin(), result.end(), output_[r],
+                       [](uint8_t a, char b) { return a == static_cast<uint8_t>(b); })) {
+          return;
+        }
+        EXPECT_EQ(c.name() + " by " + Name(kernel) + " in round " + std::to_string(round), "right");
+      });
+    }
+  }
+
+ private:
+  // A kernel of one thread.
+  void OnRank(int rank, std::function<void()> body) {
+    world_->stream(rank).Enqueue(1, [body = std::move(body)] {
+      if (threadIdx.x == 0) body();
+    });
+  }
+
+  static Bytes Input(const Case& c, int64_t count, int round, int rank) {
+    Bytes bytes;
+    for (int64_t i = 0; i < c.input_count(count); ++i) {
+      const int32_t value = Value(round, rank, i);
+      const auto* first = reinterpret_cast<const uint8_t*>(&value);
+      bytes.insert(bytes.end(), first, first + sizeof(value));
+    }
+    return bytes;
+  }
+  void Write(int rank, const Bytes& bytes) {
+    std::copy(bytes.begin(), bytes.end(), reinterpret_cast<uint8_t*>(input_[rank]));
+  }
+
+  std::vector<Bytes> Expected(const Case& c, int64_t count, int round) const {
+    std::vector<Bytes> inputs;
+    for (int r = 0; r < world_->num_ranks(); ++r) inputs.push_back(Input(c, count, round, r));
+    return OnOneThread(c, DType::kS32, ReduceOp::kSum, count, inputs).Run();
+  }
+
+  World* world_;
+  std::vector<const Case*> cases_;
+  Buffers input_, output_;
+  Random random_;
+};
+
+// Counters start just below 2^32, so that each of them wraps around on the way.
+void StartNearWrap(World* world) {
+  for (int r = 0; r < world->num_ranks(); ++r) {
+    jcoll::gpu::SignalPad& pad = world->pad(r);
+    for (int b = 0; b < jcoll::gpu::kMaxBlocks; ++b) {
+      pad.epoch[b] = 0u - 9 - static_cast<uint32_t>(b);
+      pad.plan_lines[b] = 0u - 6 - static_cast<uint32_t>(b);
+      for (int p = 0; p < world->num_ranks(); ++p) {
+        pad.inbox[b][p] = pad.epoch[b];
+        pad.lines_read[b][p] = pad.plan_lines[b];
+      }
+    }
+  }
+}
+
+void RunSeed(int num_ranks, uint32_t seed, int num_rounds) {
+  jcoll::emulator::Options options;
+  options.delay_seed = seed;
+  options.threads_per_block = 3;
+  jcoll::emulator::SetOptions(options);
+  {
+    World world(num_ranks);
+    StartNearWrap(&world);
+    Program program(&world, seed);
+    for (int round = 0; round < num_rounds; ++round) program.Enqueue(round);
+    world.Synchronize();
+    world.ExpectNoErrors();
+    for (int r = 0; r < num_ranks; ++r) {
+      EXPECT_EQ(world.pad(r).calls, static_cast<uint32_t>(num_rounds));
+      EXPECT(static_cast<int32_t>(world.pad(r).epoch[0]) > 0);       // It has wrapped,
+      EXPECT(static_cast<int32_t>(world.pad(r).plan_lines[0]) > 0);  // and so has this.
+      EXPECT_EQ(world.pad(r).epoch[0], world.pad(0).epoch[0]);
+      EXPECT_EQ(world.pad(r).plan_lines[0], world.pad(0).plan_lines[0]);
+    }
+  }
+  jcoll::emulator::SetOptions({});
+}
+
+TEST(TwoRanks) {
+  for (uint32_t seed = 1; seed <= 5; ++seed) RunSeed(2, seed, 60);
+}
+TEST(ThreeRanks) {
+  for (uint32_t seed = 1; seed <= 4; ++seed) RunSeed(3, seed, 60);
+}
+TEST(FiveRanks) {
+  for (uint32_t seed = 1; seed <= 2; ++seed) RunSeed(5, seed, 60);
+}
+
+}  // namespace
