@@ -106,8 +106,8 @@ def step(
     *,
     shape: Shape,
     options: dict,
-) -> tuple[list, jax.Array]:
-    """(cache, next tokens [B, 1]) after tokens [B, T], the first of which is at `position`.
+) -> tuple[list, jax.Array, jax.Array]:
+    """(cache, next tokens [B, 1], their position) after tokens [B, T], the first at `position`.
 
     `options` go to all collectives: the axis, and the algorithm.
     """
@@ -123,7 +123,7 @@ def step(
         new_cache.append(new)
     last = norm(x[:, -1], params["final_norm"])
     logits = layers.column_parallel(last, params["head"], **options)
-    return new_cache, likeliest(logits, shape.vocabulary, options)[:, None]
+    return new_cache, likeliest(logits, shape.vocabulary, options)[:, None], position + count
 
 
 def attention(
