@@ -43,7 +43,7 @@ def global_norm(
     for (path, leaf), spec in zip(entries, leaf_specs(_WHERE, tree, specs), strict=True):
         axes = _axes(spec)
         _check_leaf(path, leaf, axes)
-        wide = leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
+        wide = leaf if leaf.dtype.itemsize > 2 else leaf.astype(jnp.float32)
         parts[axes].append(jnp.sum(jnp.square(jnp.abs(wide))))
     dtype = max((p.dtype for ps in parts.values() for p in ps), default=jnp.dtype(jnp.float32))
     total = jnp.zeros((), dtype)

@@ -1,0 +1,344 @@
+"""What happens to gradients around their sum: synced in the backward pass, sent in another type,
+accumulated, clipped, searched for NaN. Against one device, or lax."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jcoll
+from jcoll import layers
+
+CHECK_VMA = pytest.mark.parametrize("check_vma", [True, False], ids=["vma", "novma"])
+LAYERS, WIDTH, ROWS = 3, 12, 16
+REPLICATED, AXES = P(), ("data",)
+
+
+def run(
+    fn, *args, in_specs, out_specs=REPLICATED, check_vma=True, shape=(8,), names=AXES, text=False
+):
+    """fn under jit and shard_map; its result, or the jaxpr."""
+    devices = np.array(jax.devices()[: int(np.prod(shape))]).reshape(shape)
+    mesh = Mesh(devices, names)
+    shardings = jax.tree.map(
+        lambda spec: NamedSharding(mesh, spec), tuple(in_specs), is_leaf=lambda s: isinstance(s, P)
+    )
+    placed = jax.device_put(args, shardings)
+    mapped = jax.shard_map(
+        fn, mesh=mesh, in_specs=tuple(in_specs), out_specs=out_specs, check_vma=check_vma
+    )
+    return str(jax.make_jaxpr(mapped)(*placed)) if text else jax.jit(mapped)(*placed)
+
+
+def parameters(dtype=jnp.float32):
+    rng = np.random.default_rng(0)
+    return {
+        "w": jnp.asarray(rng.normal(size=(LAYERS, WIDTH, WIDTH)) / 3, dtype),
+        "b": jnp.zeros((LAYERS, WIDTH), dtype),
+    }
+
+
+def rows(dtype=np.float32):
+    return np.random.default_rng(1).normal(size=(ROWS, WIDTH)).astype(dtype)
+
+
+def layer(p, x):
+    return jnp.tanh(x @ p["w"] + p["b"][None])
+
+
+def scanned_loss(params, x, mark=lambda p: p, wrap=lambda f: f):
+    apply = wrap(lambda x, p: layer(mark(p), x))
+    x, _ = jax.lax.scan(lambda x, p: (apply(x, p), None), x, params)
+    return jnp.mean(x.astype(jnp.float32) ** 2)
+
+
+def unrolled_loss(params, x, mark=lambda p: p, wrap=lambda f: f):
+    for i in range(LAYERS):
+        apply = wrap(lambda x, p: layer(mark(p), x))
+        x = apply(x, jax.tree.map(lambda leaf, i=i: leaf[i], params))
+    return jnp.mean(x.astype(jnp.float32) ** 2)
+
+
+def pcast(tree, check_vma, axis="data"):
+    return jax.lax.pcast(tree, axis, to="varying") if check_vma else tree
+
+
+def assert_close(got, want, rtol=1e-5):
+    """Leaf by leaf, to rtol of the leaf's largest element."""
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert (g.shape, g.dtype) == (w.shape, w.dtype)
+        g64, w64 = np.asarray(g, np.float64), np.asarray(w, np.float64)
+        np.testing.assert_allclose(g64, w64, rtol=rtol, atol=rtol * np.abs(w64).max(initial=0))
+
+
+# In the backward pass
+
+
+@CHECK_VMA
+@pytest.mark.parametrize("loss", [scanned_loss, unrolled_loss])
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.checkpoint], ids=["plain", "remat"])
+def test_synced_in_backward(loss, wrap, check_vma):
+    """No pcast, no sync afterwards; the gradient of the whole batch, typed as replicated."""
+    mark = functools.partial(layers.sync_in_backward, axis_name="data")
+    got = run(
+        lambda params, x: jax.grad(loss)(params, x, mark, wrap),
+        parameters(),
+        rows(),
+        in_specs=(P(), P("data")),
+        check_vma=check_vma,
+    )
+    assert_close(got, jax.grad(loss)(parameters(), rows()))
+
+
+def test_collectives_stand_between_the_layers_of_the_backward_pass():
+    """The first all_reduce comes before the matrix products of the layers below."""
+    mark = functools.partial(layers.sync_in_backward, axis_name="data")
+    text = run(
+        lambda params, x: jax.grad(unrolled_loss)(params, x, mark),
+        parameters(),
+        rows(),
+        in_specs=(P(), P("data")),
+        text=True,
+    )
+    assert text.count("= jcoll_all_reduce[") == LAYERS
+    first = text.index("= jcoll_all_reduce[")
+    # Before it: the forward pass and the last layer's two products, of weight and input.
+    assert text[:first].count("= dot_general[") <= LAYERS + 2
+
+
+@pytest.mark.parametrize("pre", [True, False], ids=["varying", "replicated"])
+def test_synced_gradient_has_its_parameters_type(pre):
+    seen = []
+
+    def fn(w, x):
+        w = pcast(w, pre)
+        grad = jax.grad(lambda w: jnp.sum(layers.sync_in_backward(w, "data") * x))(w)
+        seen.append(jax.typeof(grad).mat.varying)
+        return jcoll.all_reduce(grad, "data", op="max")
+
+    got = run(fn, np.float32(2), np.arange(8, dtype=np.float32), in_specs=(P(), P("data")))
+    assert seen[0] == ({"data"} if pre else set())
+    assert float(got) == 3.5
+
+
+def test_sync_in_backward_refuses():
+    for options, error, match in (
+        ({"op": "max"}, ValueError, "sync_in_backward over axis 'data'.*op='max'"),
+        ({"wire_dtype": "int8"}, TypeError, "wire_dtype='int8' is no floating-point type"),
+        ({"wire_dtype": object()}, TypeError, "no floating-point type"),
+        ({"algorithm": "nope"}, ValueError, "nope"),
+    ):
+        mark = functools.partial(layers.sync_in_backward, axis_name="data", **options)
+        with pytest.raises(error, match=f"(?s){match}"):
+            run(mark, np.float32(1), in_specs=(P(),), out_specs=P("data"))
+
+
+# In another type on the wire
+
+
+@CHECK_VMA
+@pytest.mark.parametrize("op", ["mean", "sum"])
+def test_wire_dtype_rounds_twice(op, check_vma):
+    """Each part and the sum are rounded to bfloat16, 2^-9 each; what is narrower stays."""
+    x = np.random.default_rng(2).normal(size=(8, 100)).astype(np.float32)
+
+    def fn(x):
+        tree = {"a": x[0], "half": x[0].astype(jnp.float16)}
+        if op == "sum":
+            tree["n"] = x[0].astype(jnp.int32)
+        return jcoll.sync_gradients(tree, "data", op=op, wire_dtype=jnp.bfloat16)
+
+    text = run(fn, x, in_specs=(P("data"),), check_vma=check_vma, text=True)
+    assert "bf16[100]" in text
+    got = run(fn, x, in_specs=(P("data"),), check_vma=check_vma)
+    part = (x / 8 if op == "mean" else x).astype(jnp.bfloat16).astype(np.float32)
+    np.testing.assert_array_equal(
+        got["a"], part.sum(0, dtype=np.float32).astype(jnp.bfloat16).astype(np.float32)
+    )
+    assert got["a"].dtype == np.float32
+    assert got["half"].dtype == np.float16
+    error = np.abs(got["a"] - getattr(x, op)(0))
+    assert error.max() <= (np.abs(part).sum(0).max() + np.abs(got["a"]).max()) * 2.0**-9
+
+
+def test_mean_on_a_narrow_wire_does_not_overflow():
+    x = np.full((8, 3), 60000, np.float32)
+    sync = functools.partial(jcoll.sync_gradients, axis_name="data", wire_dtype=jnp.float16)
+    got = run(lambda x: sync(x[0]), x, in_specs=(P("data"),))
+    np.testing.assert_array_equal(got, np.full(3, 60000, np.float32))
+
+
+# Accumulated
+
+
+@CHECK_VMA
+@pytest.mark.parametrize("count", [1, 2])
+def test_accumulated_is_the_whole_batch(count, check_vma):
+    def fn(params, x):
+        value_and_grad = jax.value_and_grad(scanned_loss)
+        means = layers.accumulate_gradients(value_and_grad, pcast(params, check_vma), x, count)
+        return jcoll.sync_gradients(means, "data")
+
+    specs = (P(), P("data"))
+    got = run(fn, parameters(), rows(), in_specs=specs, check_vma=check_vma)
+    assert_close(got, jax.value_and_grad(scanned_loss)(parameters(), rows()))
+
+
+def test_accumulated_in_float32():
+    """512 times 1 + 2^-7: in bfloat16 the sum would stop growing at 256."""
+    batch = jnp.ones((512, 1), jnp.bfloat16)
+
+    def value(scale, x):
+        return {"g": jnp.mean(x) * scale, "wide": jnp.float64(1)}
+
+    got = layers.accumulate_gradients(value, jnp.bfloat16(1 + 2**-7), batch, 512)
+    assert got["g"].dtype == jnp.float32
+    assert got["wide"].dtype == jnp.float64
+    assert float(got["g"]) == 1 + 2**-7
+
+
+@pytest.mark.parametrize(
+    ("batch", "count", "error", "match"),
+    [
+        (
+            {"x": np.ones((10, 2))},
+            4,
+            ValueError,
+            r"batch\['x'\] has 10 rows.*4 micro.*Pad it to 12",
+        ),
+        ({"x": np.float32(1)}, 2, ValueError, r"batch\['x'\] is a scalar"),
+        ({"x": np.ones(4)}, 0, ValueError, "num_microbatches=0 is too small"),
+        ({"x": np.ones(4)}, 2.0, TypeError, "num_microbatches=2.0 is not an integer"),
+    ],
+)
+def test_accumulation_refuses(batch, count, error, match):
+    with pytest.raises(error, match=f"(?s)accumulate_gradients.*{match}"):
+        layers.accumulate_gradients(lambda p, b: b["x"].sum(), None, batch, count)
+
+
+def test_accumulation_refuses_counts():
+    with pytest.raises(TypeError, match=r"(?s)result\['n'\] has dtype int.*mean"):
+        layers.accumulate_gradients(lambda p, b: {"n": jnp.int32(1)}, None, np.ones(4), 2)
+
+
+# Clipped
+
+
+def leaves(scale):
+    rng = np.random.default_rng(3)
+    return {"w": rng.normal(size=(8, 6)).astype(np.float32) * scale, "b": np.ones(5, np.float32)}
+
+
+@CHECK_VMA
+@pytest.mark.parametrize("max_norm", [0.5, 1e6])
+def test_clipped_by_the_norm_of_all_shards(max_norm, check_vma):
+    """w over both axes, b whole: the norm is that of the whole tree."""
+    tree = leaves(2.0)
+    specs = {"w": P("data", "model"), "b": P()}
+    clipped, norm = run(
+        lambda g: layers.clip_by_global_norm(g, max_norm, specs),
+        tree,
+        in_specs=(specs,),
+        out_specs=(specs, P()),
+        check_vma=check_vma,
+        shape=(4, 2),
+        names=("data", "model"),
+    )
+    want = np.sqrt(sum((leaf.astype(np.float64) ** 2).sum() for leaf in tree.values()))
+    np.testing.assert_allclose(norm, want, rtol=1e-6)
+    scale = min(1.0, max_norm / want)
+    assert_close(clipped, jax.tree.map(lambda g: (g * scale).astype(g.dtype), tree))
+
+
+@CHECK_VMA
+def test_norm_of_replicated_gradients_needs_no_communication(check_vma):
+    fn = functools.partial(layers.clip_by_global_norm, max_norm=1.0)
+    text = run(fn, leaves(1.0), in_specs=(P(),), check_vma=check_vma, text=True)
+    assert "all_reduce" not in text
+    _, norm = run(fn, leaves(1.0), in_specs=(P(),), check_vma=check_vma)
+    want = np.sqrt(sum((leaf.astype(np.float64) ** 2).sum() for leaf in leaves(1.0).values()))
+    np.testing.assert_allclose(norm, want, rtol=1e-6)
+
+
+def test_leaves_of_the_same_axes_share_one_scalar():
+    specs = {"w": P("data", "model"), "b": P()}
+    tree = {"one": leaves(1.0), "two": leaves(2.0)}
+    text = run(
+        lambda g: layers.global_norm(g, {"one": specs, "two": specs}),
+        tree,
+        in_specs=({"one": specs, "two": specs},),
+        shape=(4, 2),
+        names=("data", "model"),
+        text=True,
+    )
+    assert text.count("= jcoll_all_reduce[") == 1
+
+
+def test_norms_of_nothing_and_of_zeros():
+    assert float(layers.global_norm({})) == 0
+    clipped, norm = layers.clip_by_global_norm({"a": jnp.zeros(3), "none": None}, 1.0)
+    assert (float(norm), float(clipped["a"].sum())) == (0, 0)
+    assert norm.dtype == jnp.float64
+    half = layers.clip_by_global_norm(jnp.full(3, 2, jnp.bfloat16), 1.0)
+    assert [x.dtype for x in half] == [jnp.bfloat16, jnp.float32]
+
+
+@pytest.mark.parametrize(
+    ("tree", "options", "error", "match"),
+    [
+        ({"n": np.arange(8)}, {"specs": P("data")}, TypeError, r"grads\['n'\] has dtype int64"),
+        (
+            {"a": np.ones(8)},
+            {},
+            ValueError,
+            r"grads\['a'\] differs between the ranks of axis 'data'",
+        ),
+        ({"a": np.ones(8)}, {"specs": {"b": P()}}, ValueError, "specs is no prefix"),
+        ({"a": np.ones(8)}, {"specs": P("nope")}, NameError, "axis 'nope' is not bound"),
+        ({"a": np.ones(8)}, {"max_norm": 0}, ValueError, "max_norm=0 is no limit"),
+        ({"a": np.ones(8)}, {"max_norm": float("nan")}, ValueError, "max_norm=nan is no limit"),
+    ],
+)
+def test_clipping_refuses(tree, options, error, match):
+    clip = functools.partial(layers.clip_by_global_norm, **{"max_norm": 1.0, **options})
+    with pytest.raises(error, match=f"(?s){match}"):
+        run(clip, tree, in_specs=(P("data"),), out_specs=P("data"))
+
+
+# Searched
+
+
+@CHECK_VMA
+def test_reports_leaf_and_rank(check_vma):
+    x = np.ones((8, 4), np.float32)
+    x[5, :2], x[6, 0] = np.nan, np.inf
+
+    def fn(x):
+        grads = {"good": x * 0 + 1, "layers": [x, None], "n": jnp.arange(3)}
+        grads["good"] = jnp.nan_to_num(grads["good"])
+        report = layers.check_finite(grads, "data")
+        kept = jnp.where(report.all_finite, 1.0, 0.0)  # The same on all ranks, and typed so.
+        return report, kept
+
+    report, kept = run(fn, x, in_specs=(P("data"),), check_vma=check_vma)
+    assert float(kept) == 0
+    assert report.paths == ("grads['good']", "grads['layers'][0]", "grads['n']")
+    np.testing.assert_array_equal(report.counts[:, 1], [0, 0, 0, 0, 0, 2, 1, 0])
+    with pytest.raises(FloatingPointError) as error:
+        report.raise_if_not_finite()
+    text = str(error.value)
+    assert text.startswith("jcoll.check_finite over axis 'data': NaN or Inf, before the reduction,")
+    assert "in 1 of 3 leaves: grads['layers'][0] (3 on ranks 5, 6)." in text
+
+
+def test_finite_gradients_and_none():
+    x = np.ones(8, np.float32)
+    for tree in (lambda x: {"a": x}, lambda x: {}):
+        report = run(lambda x, t=tree: layers.check_finite(t(x), "data"), x, in_specs=(P("data"),))
+        assert bool(report.all_finite)
+        report.raise_if_not_finite()
