@@ -18,17 +18,16 @@ BURST = 16
 
 
 def main(argv=None) -> int:
-    """Reads the flags, starts jax as they say, decodes, reports. Status 1: the tokens disagree."""
+    """Reads the flags, starts jax as they say, decodes, reports."""
     parser, args = options.parse(argv)
     options.set_cpu_device_count(args.devices)
     import jax  # only now: it reads what the line above has set
 
     options.check_devices(parser, args, jax.device_count())
     engines = serve(args)
-    agree = all((engine.text() == engines[0].text()).all() for engine in engines)
     if jax.process_index() == 0:
-        report(args, engines, agree)
-    return 0 if agree else 1
+        report(args, engines)
+    return 0
 
 
 def serve(args) -> list:
@@ -54,7 +53,7 @@ def serve(args) -> list:
     return engines
 
 
-def report(args, engines, agree: bool) -> None:
+def report(args, engines) -> None:
     """Prints what was measured, and writes it if asked to."""
     import jax
     from serve import report
@@ -65,7 +64,6 @@ def report(args, engines, agree: bool) -> None:
         "device": {"count": jax.device_count(), "kind": jax.devices()[0].device_kind},
         "processes": jax.process_count(),
         "runs": runs,
-        "tokens_agree": agree,
     }
     print(
         f"{args.layers} layers of width {args.width} on {jax.device_count()} "
@@ -75,7 +73,11 @@ def report(args, engines, agree: bool) -> None:
         print(report.line(name, numbers))
     if args.compare:
         result["speedup"] = runs["jcoll"]["tokens_per_s"] / runs["lax"]["tokens_per_s"]
-        print(f"jcoll / lax: {result['speedup']:.2f}; the tokens {'agree' if agree else 'DIFFER'}")
+        result["same_tokens"] = report.same_tokens(*(engine.text() for engine in engines))
+        print(
+            f"jcoll / lax: {result['speedup']:.2f}; the same {result['same_tokens']} tokens, of "
+            f"{engines[0].text().shape[1]}"
+        )
     if args.json:
         report.write_json(args.json, result)
 

@@ -46,7 +46,7 @@ class Engine:
         empty = functools.partial(model.empty_cache, self._shape, len(prompt), dtype)
         self._cache = jax.jit(empty, out_shardings=split)()
         self._tokens = self._place(prompt)
-        self._position = self._place(np.int32(0))
+        self._position = self._place(np.zeros((), np.int32))
         self._text: list[np.ndarray] = []
         self._advance()
 
@@ -75,7 +75,7 @@ class Engine:
         self._cache, self._tokens, self._position = self._step(self._params, *state)
         self._text.append(np.asarray(self._tokens.addressable_data(0)))
 
-    def _place(self, x: np.ndarray | np.generic) -> jax.Array:
+    def _place(self, x: np.ndarray) -> jax.Array:
         everywhere = NamedSharding(self._mesh, P())
         return jax.make_array_from_callback(x.shape, everywhere, lambda index: x[index])
 

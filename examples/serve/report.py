@@ -38,6 +38,14 @@ def shares(counters: dict, total_s: float) -> dict | None:
     }
 
 
+def same_tokens(a: np.ndarray, b: np.ndarray) -> int:
+    """How many tokens two texts [B, count] begin with in common. Sums in another order may choose
+    another token of two that are as likely, and the texts then part for good.
+    """
+    differs = (a != b).any(axis=0)
+    return int(np.argmax(differs)) if differs.any() else len(differs)
+
+
 def line(name: str, numbers: dict) -> str:
     """One engine's numbers for people."""
     latency = ", ".join(f"{p} {ms:.2f}" for p, ms in numbers["latency_ms"].items())

@@ -18,6 +18,7 @@ sys.path.insert(0, str(SCRIPT.parent))
 
 engine = importlib.import_module("serve.engine")
 model = importlib.import_module("serve.model")
+serve_report = importlib.import_module("serve.report")
 
 TINY = ["--layers=2", "--width=32", "--heads=8", "--vocabulary=50", "--tokens=20", "--warmup=2"]
 
@@ -39,7 +40,7 @@ def test_comparison_and_its_report(tmp_path):
     file = tmp_path / "serve.json"
     output = serve("--compare", "--batch=3", "--json", file)
     report = json.loads(file.read_text())
-    assert report["tokens_agree"] is True
+    assert report["same_tokens"] == 1 + 2 + 20
     assert report["device"]["count"] == 8
     assert set(report["runs"]) == {"jcoll", "lax"}
     for name, numbers in report["runs"].items():
@@ -140,3 +141,10 @@ def test_likeliest_takes_the_first_of_equals():
     )
     with jax.numpy_dtype_promotion("standard"):
         np.testing.assert_array_equal(jax.jit(fn)(logits), [0, 6, 4, 0])
+
+
+def test_same_tokens():
+    a = np.array([[1, 2, 3, 4], [5, 6, 7, 8]])
+    assert serve_report.same_tokens(a, a) == 4
+    assert serve_report.same_tokens(a, np.array([[1, 2, 3, 4], [5, 6, 0, 8]])) == 2
+    assert serve_report.same_tokens(a, a + 1) == 0
