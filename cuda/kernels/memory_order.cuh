@@ -33,6 +33,11 @@ __device__ __forceinline__ uint32_t ld_relaxed_sys(const uint32_t* p) {
   asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");
   return value;
 }
+__device__ __forceinline__ uint64_t ld_relaxed_sys(const uint64_t* p) {
+  uint64_t value;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(p) : "memory");
+  return value;
+}
 __device__ __forceinline__ uint32_t ld_acquire_sys(const uint32_t* p) {
   uint32_t value;
   asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");
@@ -40,6 +45,9 @@ __device__ __forceinline__ uint32_t ld_acquire_sys(const uint32_t* p) {
 }
 __device__ __forceinline__ void st_relaxed_sys(uint32_t* p, uint32_t value) {
   asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
+}
+__device__ __forceinline__ void st_relaxed_sys(uint64_t* p, uint64_t value) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(value) : "memory");
 }
 __device__ __forceinline__ void st_release_sys(uint32_t* p, uint32_t value) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
@@ -101,7 +109,8 @@ __device__ __forceinline__ void pause() {}
 
 #else  // JCOLL_EMULATOR
 
-inline uint32_t ld_relaxed_sys(const uint32_t* p) {
+template <typename T>
+T ld_relaxed_sys(const T* p) {
   emulator::Step();
   return __atomic_load_n(p, __ATOMIC_RELAXED);
 }
@@ -110,6 +119,10 @@ inline uint32_t ld_acquire_sys(const uint32_t* p) {
   return __atomic_load_n(p, __ATOMIC_ACQUIRE);
 }
 inline void st_relaxed_sys(uint32_t* p, uint32_t value) {
+  emulator::Step();
+  __atomic_store_n(p, value, __ATOMIC_RELAXED);
+}
+inline void st_relaxed_sys(uint64_t* p, uint64_t value) {
   emulator::Step();
   __atomic_store_n(p, value, __ATOMIC_RELAXED);
 }

@@ -28,6 +28,8 @@ struct SignalPad {
   // what rank r was sent in them, it has read. Written by peers.
   uint32_t plan_lines[kMaxBlocks];
   uint32_t lines_read[kMaxBlocks][kMaxRanks];
+  // For what block b waited last, if it had to; see culprit.cuh. Own, and read by peers.
+  uint64_t waiting[kMaxBlocks];
   uint32_t calls;        // Launches on this pad that have ended. Own.
   uint32_t blocks_done;  // Blocks of the present launch that have ended. Own.
   // 1 + the rank that is to blame, once any rank has given up: the counters disagree from then on,

@@ -65,9 +65,9 @@ class LineFlow {
 
   __device__ bool AwaitRead(int peer, uint32_t flag) {
     const uint32_t* told = &pad_->lines_read[blockIdx.x][peer];
-    return sync_->WaitFor(
-        peer, flag, [told] { return ld_before_stores_sys(told); },
-        [flag](uint32_t seen) { return static_cast<int32_t>(seen - flag) >= 0; });
+    const auto load = [told] { return ld_before_stores_sys(told); };
+    const auto arrived = [flag](uint32_t seen) { return static_cast<int32_t>(seen - flag) >= 0; };
+    return sync_->WaitFor(peer, flag, load, arrived, WaitPlace::kLinesRead);
   }
 
   __device__ void TellRead(uint32_t flag) const {
@@ -156,7 +156,9 @@ class LineRun {
     const auto load = [&] { return seen = ld_line_relaxed_sys(slot); };
     const auto arrived = [this](const Line& value) { return value.Has(flag_); };
     const int peer = source.peer == PlanSource::kNobody ? args_.peers.rank : source.peer;
-    if (!sync_->WaitFor(peer, flag_, load, arrived)) return false;
+    const WaitPlace place =
+        AtLine(slot - static_cast<Line*>(args_.peers.scratch[args_.peers.rank]));
+    if (!sync_->WaitFor(peer, flag_, load, arrived, place)) return false;
     *data = seen.data();
     return true;
   }

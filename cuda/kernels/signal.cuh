@@ -13,6 +13,7 @@
 // Every thread of every block calls all of these, in the same order on all ranks.
 #pragma once
 
+#include "cuda/kernels/culprit.cuh"
 #include "cuda/kernels/launchers.h"
 #include "cuda/kernels/memory_order.cuh"
 
@@ -65,9 +66,10 @@ class BlockSync {
     const auto load = [inbox, order] {
       return order == Order::kData ? ld_acquire_sys(inbox) : ld_before_stores_sys(inbox);
     };
-    return WaitFor(peer, expected, load, [expected](uint32_t seen) {
+    const auto arrived = [expected](uint32_t seen) {
       return static_cast<int32_t>(seen - expected) >= 0;
-    });
+    };
+    return WaitFor(peer, expected, load, arrived, WaitPlace::kInbox);
   }
   __device__ void Advance(uint32_t ticks) {
     epoch_ += ticks;
@@ -113,19 +115,23 @@ class BlockSync {
   __device__ bool alive() const { return alive_; }
 
   // Waits until `load()` satisfies `arrived`, for what `peer` sends. False if it took too long. For
-  // one thread; the block finds out about it in Leave.
+  // one thread; the block finds out about it in Leave. `place`: where peers can see it too.
   template <typename Load, typename Arrived>
-  __device__ bool WaitFor(int peer, uint32_t expected, Load load, Arrived arrived) {
+  __device__ bool WaitFor(int peer, uint32_t expected, Load load, Arrived arrived,
+                          WaitPlace place = WaitPlace::kUntold) {
     auto value = load();
     if (arrived(value)) return true;
     const uint64_t start = global_timer_ns();
     for (uint32_t polls = 1; !arrived(value = load()); ++polls) {
       pause();
       if (polls % kPollsPerLook != 0) continue;
+      if (polls == kPollsPerLook && place != WaitPlace::kUntold) {
+        st_relaxed_sys(&pad_->waiting[blockIdx.x], Waiting{expected, place, peer}.ToWord());
+      }
       if (GaveUp()) return false;
       const uint64_t waited = global_timer_ns() - start;
       if (waited < peers_.timeout_ns) continue;
-      GiveUp(ErrorKind::kTimeout, peer, expected, Seen(value), waited);
+      GiveUp(ErrorKind::kTimeout, FindCulprit(peers_, peer), expected, Seen(value), waited);
       return false;
     }
     return true;
