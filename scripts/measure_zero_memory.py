@@ -72,6 +72,7 @@ def measure(args: argparse.Namespace, stage: int, num_devices: int) -> dict[str,
     batch = jax.ShapeDtypeStruct((args.rows * num_devices, args.width), jnp.float32)
     arguments = with_sharding((params, state, batch), in_specs, mesh)
     plan = jax.jit(step, donate_argnums=(0, 1)).lower(*arguments).compile().memory_analysis()
+    assert plan is not None, "this platform does not tell what a program takes"
     sizes = {
         "arguments": plan.argument_size_in_bytes,
         "results": plan.output_size_in_bytes,

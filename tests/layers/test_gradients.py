@@ -15,23 +15,30 @@ from jcoll import layers
 
 CHECK_VMA = pytest.mark.parametrize("check_vma", [True, False], ids=["vma", "novma"])
 LAYERS, WIDTH, ROWS = 3, 12, 16
-REPLICATED, AXES = P(), ("data",)
+REPLICATED = P()
 
 
-def run(
-    fn, *args, in_specs, out_specs=REPLICATED, check_vma=True, shape=(8,), names=AXES, text=False
-):
-    """fn under jit and shard_map; its result, or the jaxpr."""
+def program(fn, args, in_specs, out_specs=REPLICATED, check_vma=True, shape=(8,), names=("data",)):
+    """fn under shard_map, and its arguments placed as it wants them."""
     devices = np.array(jax.devices()[: int(np.prod(shape))]).reshape(shape)
     mesh = Mesh(devices, names)
     shardings = jax.tree.map(
         lambda spec: NamedSharding(mesh, spec), tuple(in_specs), is_leaf=lambda s: isinstance(s, P)
     )
-    placed = jax.device_put(args, shardings)
     mapped = jax.shard_map(
         fn, mesh=mesh, in_specs=tuple(in_specs), out_specs=out_specs, check_vma=check_vma
     )
-    return str(jax.make_jaxpr(mapped)(*placed)) if text else jax.jit(mapped)(*placed)
+    return mapped, jax.device_put(args, shardings)
+
+
+def run(fn, *args, **options):
+    mapped, placed = program(fn, args, **options)
+    return jax.jit(mapped)(*placed)
+
+
+def jaxpr_text(fn, *args, **options):
+    mapped, placed = program(fn, args, **options)
+    return str(jax.make_jaxpr(mapped)(*placed))
 
 
 def parameters(dtype=jnp.float32):
@@ -98,12 +105,11 @@ def test_synced_in_backward(loss, wrap, check_vma):
 def test_collectives_stand_between_the_layers_of_the_backward_pass():
     """The first all_reduce comes before the matrix products of the layers below."""
     mark = functools.partial(layers.sync_in_backward, axis_name="data")
-    text = run(
+    text = jaxpr_text(
         lambda params, x: jax.grad(unrolled_loss)(params, x, mark),
         parameters(),
         rows(),
         in_specs=(P(), P("data")),
-        text=True,
     )
     assert text.count("= jcoll_all_reduce[") == LAYERS
     first = text.index("= jcoll_all_reduce[")
@@ -153,7 +159,7 @@ def test_wire_dtype_rounds_twice(op, check_vma):
             tree["n"] = x[0].astype(jnp.int32)
         return jcoll.sync_gradients(tree, "data", op=op, wire_dtype=jnp.bfloat16)
 
-    text = run(fn, x, in_specs=(P("data"),), check_vma=check_vma, text=True)
+    text = jaxpr_text(fn, x, in_specs=(P("data"),), check_vma=check_vma)
     assert "bf16[100]" in text
     got = run(fn, x, in_specs=(P("data"),), check_vma=check_vma)
     part = (x / 8 if op == "mean" else x).astype(jnp.bfloat16).astype(np.float32)
@@ -258,7 +264,7 @@ def test_clipped_by_the_norm_of_all_shards(max_norm, check_vma):
 @CHECK_VMA
 def test_norm_of_replicated_gradients_needs_no_communication(check_vma):
     fn = functools.partial(layers.clip_by_global_norm, max_norm=1.0)
-    text = run(fn, leaves(1.0), in_specs=(P(),), check_vma=check_vma, text=True)
+    text = jaxpr_text(fn, leaves(1.0), in_specs=(P(),), check_vma=check_vma)
     assert "all_reduce" not in text
     _, norm = run(fn, leaves(1.0), in_specs=(P(),), check_vma=check_vma)
     want = np.sqrt(sum((leaf.astype(np.float64) ** 2).sum() for leaf in leaves(1.0).values()))
@@ -268,13 +274,12 @@ def test_norm_of_replicated_gradients_needs_no_communication(check_vma):
 def test_leaves_of_the_same_axes_share_one_scalar():
     specs = {"w": P("data", "model"), "b": P()}
     tree = {"one": leaves(1.0), "two": leaves(2.0)}
-    text = run(
+    text = jaxpr_text(
         lambda g: layers.global_norm(g, {"one": specs, "two": specs}),
         tree,
         in_specs=({"one": specs, "two": specs},),
         shape=(4, 2),
         names=("data", "model"),
-        text=True,
     )
     assert text.count("= jcoll_all_reduce[") == 1
 

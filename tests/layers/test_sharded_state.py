@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from layers import zero_model as model
 from layers.zero_model import TX, assert_close, mesh_of, one_device
+from multiprocess.jobs import run_ok
 
 from jcoll.layers import sharded_state, zero
 
@@ -119,6 +120,18 @@ def test_replicas_are_written_once(tmp_path):
         found = [np.load(path) for path in folder.glob("*.npy")]
         assert len(found) == files
         assert sum(raw.nbytes for raw in found) == 40
+
+
+@pytest.mark.slow
+def test_across_processes(tmp_path):
+    """Saved by 2 processes of 2 devices, each its own; restored by them, and by 3 of 1."""
+    folder = str(tmp_path / "c")
+    for action, processes, devices in (("save", 2, 2), ("restore", 3, 1)):
+        for result in run_ok(
+            "checkpoints.py", action, folder, num_processes=processes, num_devices=devices
+        ):
+            done = result.report("done")
+            assert (done["saved_by"], done["metadata"]) == (2, {"ranks": 4})
 
 
 # Bad input.
