@@ -49,7 +49,7 @@ def blockwise_attention(
 
     Returns:
       [..., T, N, E] of q's dtype. Products are added up in float32 (float64 if q is), and so are
-      the softmax's sums; a token that sees no other gets zeros.
+      the softmax's sums.
 
     Raises: ValueError for shapes that do not fit, TypeError for dtypes that differ.
 
