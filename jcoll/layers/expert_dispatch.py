@@ -199,8 +199,8 @@ def combine_from_experts(rows: Any, weights: Any, dispatch: Dispatch) -> jax.Arr
     rows, weights = jnp.asarray(rows), jnp.asarray(weights)
     picked = _from_experts(_varying_like(rows, dispatch), dispatch)  # [k, T, ...]
     wide = np.promote_types(rows.dtype, jnp.float32)
-    y = jnp.einsum("tj,jt...->t...", weights.astype(wide), picked.astype(wide))
-    return y.astype(rows.dtype)
+    weights = weights.T.reshape(picked.shape[:2] + (1,) * (picked.ndim - 2))
+    return (weights.astype(wide) * picked.astype(wide)).sum(0).astype(rows.dtype)
 
 
 @jax.custom_vjp
@@ -305,6 +305,8 @@ def _starts(sizes: jax.Array) -> jax.Array:
 
 def _take(rows: jax.Array, index: jax.Array) -> jax.Array:
     """rows[index]; zeros for an index past the end."""
+    if rows.shape[0] == 0:  # jnp.take wants a row to take.
+        rows = jnp.pad(rows, [(0, 1)] + [(0, 0)] * (rows.ndim - 1))
     return jnp.take(rows, index, axis=0, mode="fill", fill_value=0)
 
 
