@@ -70,11 +70,9 @@ def sync_gradients(
         DistributedDataParallel, if not given.
       join_bytes: leaves up to this size are joined; a larger one travels alone and uncopied, as a
         bucket of its own. 0: all travel alone; `bucket_bytes`: whatever fits is joined.
-      wire_dtype: the type in which wider floats travel, e.g. jnp.bfloat16 for half the bytes of
-        float32; the result has the leaf's own type again. Each rank's part is rounded to it once,
-        for a mean after its division by n (so that no sum overflows that a mean would not), and
-        the sum, added up in float32, once more. An algorithm of several steps (a ring, say) rounds
-        the sum at each. None: as they are.
+      wire_dtype: the type in which wider floats travel (jnp.bfloat16); results have the leaf's own
+        again. Each rank's part is rounded to it once, for a mean after its division by n, and the
+        sum, added up in float32, once more; by an algorithm of several steps, at each.
       axis_index_groups: as for `jax.lax.psum`; the mean is then that of the group.
       algorithm: as for `jcoll.all_reduce`, for every bucket.
       timeout_s: how long a bucket may wait for its last rank, in seconds.
@@ -90,11 +88,8 @@ def sync_gradients(
 
     Derivative: linear, leaf by leaf that of `jcoll.all_reduce`.
     """
-    settings: dict[str, Any] = {
-        "axis_index_groups": axis_index_groups,
-        "algorithm": algorithm,
-        "timeout_s": timeout_s,
-    }
+    settings: dict[str, Any] = {"algorithm": algorithm, "timeout_s": timeout_s}
+    settings["axis_index_groups"] = axis_index_groups
     call = make_call(
         "sync_gradients", axis_name, **settings, need_uniform=False, plan_op="all_reduce"
     )
@@ -104,18 +99,18 @@ def sync_gradients(
     live = [i for i, leaf in enumerate(results) if not is_float0(leaf)]
     live.sort(key=lambda i: _order_key(entries[i][0]), reverse=True)
     arrays = [_checked_array(*entries[i], op, call) for i in live]
-    reduce = functools.partial(
-        buckets.reduce_on_wire,
-        functools.partial(all_reduce, axis_name=axis_name, **settings),
-        op=op,
-        num_ranks=group_size(call),
-        wire_dtype=wire_dtype,
-    )
+    reduce = _reduction(call, op, wire_dtype, axis_name=axis_name, **settings)
     for bucket in buckets.buckets_of(arrays, bucket_bytes, join_bytes):
         reduced = _reduce_bucket([arrays[i] for i in bucket], reduce)
         for i, leaf in zip(bucket, reduced, strict=True):
             results[live[i]] = leaf
     return jax.tree.unflatten(treedef, results)
+
+
+def _reduction(call: Call, op: str, wire_dtype: Any, **settings: Any) -> Callable:
+    by_op = functools.partial(all_reduce, **settings)
+    size = group_size(call)
+    return lambda x: buckets.reduce_on_wire(by_op, x, op, size, wire_dtype)
 
 
 def _reduce_bucket(arrays: list[jax.Array], reduce: Callable) -> list[jax.Array]:

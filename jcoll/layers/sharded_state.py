@@ -268,7 +268,7 @@ class _Checkpoint:
         saved = self.manifest["leaves"][self._index[name]]
         dtype = np.dtype(jax.numpy.dtype(saved["dtype"]))
 
-        def read(index: tuple[slice, ...]) -> np.ndarray:
+        def read(index: Any) -> np.ndarray:
             shape = part.padded_shape
             bounds = [s.indices(n)[:2] for s, n in zip(index, shape, strict=True)]
             data = np.zeros([stop - start for start, stop in bounds], dtype)

@@ -16,7 +16,12 @@ STAGES = [1, 2, 3]
 SPLIT = P("data")
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+def slow(value):
+    """A parameter for the long run; together these take more than ten seconds."""
+    return pytest.param(value, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("num_ranks", [slow(2), slow(4), 8])
 @pytest.mark.parametrize("stage", STAGES)
 def test_trains_like_one_device(stage, num_ranks):
     losses, params, state = train(stage, mesh_of(num_ranks), check_vma=num_ranks != 4)
@@ -27,12 +32,20 @@ def test_trains_like_one_device(stage, num_ranks):
     assert int(state[0].count) == int(want_state[0].count) == model.STEPS
 
 
-@CHECK_VMA
+@pytest.mark.parametrize("stage", [slow(1), slow(2), 3])
+def test_trains_in_bfloat16(stage):
+    """Parameters, gradients and Adam's moments in bfloat16."""
+    steps = 10
+    losses, params, _ = train(stage, mesh_of(4), params=model.init(jnp.bfloat16), steps=steps)
+    np.testing.assert_allclose(losses, one_device(steps=steps, dtype=jnp.bfloat16)[0], rtol=1e-2)
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype(jnp.bfloat16)}
+
+
 @pytest.mark.parametrize("stage", STAGES)
-def test_clips_by_the_norm_of_all_ranks(stage, check_vma):
+def test_clips_by_the_norm_of_all_ranks(stage):
     """optax's chain on one device; padding, a scalar and an empty leaf count as they should."""
     steps = 3
-    losses, params, _ = train(stage, mesh_of(8), check_vma, max_norm=0.1, steps=steps)
+    losses, params, _ = train(stage, mesh_of(8), False, max_norm=0.1, steps=steps)
     want_losses, want, _ = one_device(max_norm=0.1, steps=steps)
     np.testing.assert_allclose(losses, want_losses, rtol=1e-5)
     assert_close(params, want)
