@@ -111,30 +111,29 @@ def moe_layer(
         normalize=normalize,
         timeout_s=timeout_s,
     )
+    room = {"mode": mode, "output_size": output_size, "capacity_factor": capacity_factor}
+    wire = {"axis_name": call.axes, "algorithm": algorithm, "timeout_s": timeout_s}
     rows, dispatch = dispatch_to_experts(
-        tokens,
-        routing.experts,
-        axis_name=call.axes,
-        num_experts=num_experts,
-        mode=mode,
-        output_size=output_size,
-        capacity_factor=capacity_factor,
-        algorithm=algorithm,
-        timeout_s=timeout_s,
+        tokens, routing.experts, num_experts=num_experts, **room, **wire
     )
-    if callable(experts):
-        rows = experts(rows, dispatch.group_sizes)
-    else:
-        weights = [jnp.asarray(w).astype(x.dtype) for w in experts]
-        if mode == "dropless":
-            rows = grouped_mlp(rows, *weights, dispatch.group_sizes, activation=activation)
-        else:  # All groups have as many rows.
-            rows = rows.reshape(weights[0].shape[0], -1, rows.shape[-1])
-            rows = jax.vmap(partial(network, activation))(rows, *weights)
-            rows = rows.reshape(-1, rows.shape[-1])
+    rows = _apply(experts, rows, dispatch.group_sizes, mode, activation)
     y = combine_from_experts(rows, routing.weights, dispatch)
     aux = MoeAux(*routing[2:4], dispatch.dropped, routing.rows_per_expert)
     return y.reshape(*x.shape[:-1], *y.shape[1:]), aux
+
+
+def _apply(
+    experts: Any, rows: jax.Array, sizes: jax.Array, mode: str, activation: Any
+) -> jax.Array:
+    """What this rank's experts make of the rows that have come."""
+    if callable(experts):
+        return experts(rows, sizes)
+    weights = [jnp.asarray(w).astype(rows.dtype) for w in experts]
+    if mode == "dropless":
+        return grouped_mlp(rows, *weights, sizes, activation=activation)
+    rows = rows.reshape(weights[0].shape[0], -1, rows.shape[-1])  # All groups have as many rows.
+    rows = jax.vmap(partial(network, activation))(rows, *weights)
+    return rows.reshape(-1, rows.shape[-1])
 
 
 def _check(call: Call, x: jax.Array, router_w: jax.Array, experts: Any, num_experts: int) -> None:

@@ -188,7 +188,7 @@ def test_hot_and_empty_experts(check_vma, one):
     assert_close((loss, grads), want, 1e-5)
     rows = np.asarray(layers.top_k_router(values[0] @ values[1], K).rows_per_expert)
     assert rows.max() > 0.4 * rows.sum()
-    assert (rows == 0).any() == (one is None)
+    assert one is not None or (rows == 0).any()
     assert np.abs(np.asarray(grads[2]))[rows == 0].sum() == 0
 
 
@@ -355,73 +355,6 @@ def test_backward_of_dispatch_is_combine():
     assert text.count("= jcoll_ragged_all_to_all[") == 4
     assert text.count("= jcoll_all_gather[") == 1
     assert "jcoll_all_to_all[" not in text
-
-
-# The router.
-
-
-def test_router_by_hand():
-    logits = jnp.log(jnp.asarray([[0.5, 0.3, 0.2], [0.2, 0.2, 0.6]], jnp.float32)) + 7
-    routing = layers.top_k_router(logits, 2)
-    np.testing.assert_array_equal(routing.experts, [[0, 1], [2, 0]])
-    np.testing.assert_allclose(routing.weights, [[5 / 8, 3 / 8], [3 / 4, 1 / 4]], rtol=1e-6)
-    np.testing.assert_array_equal(routing.rows_per_expert, [2, 1, 1])
-    balance = 3 * (0.5 * 0.35 + 0.25 * 0.25 + 0.25 * 0.4)
-    np.testing.assert_allclose(routing.load_balancing_loss, balance, rtol=1e-6)
-    np.testing.assert_allclose(routing.z_loss, 49, rtol=1e-5)
-
-
-def test_ties_go_to_the_lower_index():
-    routing = layers.top_k_router(jnp.zeros((3, 5), jnp.bfloat16), 3)
-    np.testing.assert_array_equal(routing.experts, [[0, 1, 2]] * 3)
-    np.testing.assert_allclose(routing.weights, np.full((3, 3), 1 / 3), rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("k", "normalize", "total"), [(1, None, 0.7), (1, True, 1), (2, False, 0.9)]
-)
-def test_normalisation(k, normalize, total):
-    logits = jnp.log(jnp.asarray([[0.7, 0.2, 0.1]], jnp.float32))
-    weights = layers.top_k_router(logits, k, normalize=normalize).weights
-    np.testing.assert_allclose(weights.sum(), total, rtol=1e-6)
-
-
-def test_router_of_one_expert_learns_from_the_loss():
-    grad = jax.grad(lambda z: layers.top_k_router(z, 1).weights.sum())(
-        jnp.asarray([[1.0, 2.0]], jnp.float32)
-    )
-    assert np.abs(grad).min() > 0.1
-
-
-# The experts' two layers.
-
-
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize(
-    "sizes", [[700, 0, 130, 1], [0, 0, 0, 0], [0, 900, 0, 0], [3, 2, 0, 4]], ids=str
-)
-def test_tiles_and_ragged_dot_agree(sizes, dtype):
-    from jcoll.layers.grouped_mlp import ragged, ragged_vjp, tiled, tiled_vjp
-
-    rng = np.random.default_rng(0)
-    shapes = (900, 8), (4, 8, 10), (4, 5, 6), (900, 6)
-    x, w_in, w_out, dy = (jnp.asarray(rng.normal(size=s), dtype) for s in shapes)
-
-    def swiglu(h):
-        return jax.nn.silu(h[:, :5]) * h[:, 5:]
-
-    sizes = jnp.asarray(sizes, jnp.int32)
-    used = (np.arange(900) < sizes.sum())[:, None]
-    rel = 1e-5 if dtype == jnp.float32 else 2e-2
-    got, want = (
-        jax.jit(functools.partial(f, swiglu))(x, w_in, w_out, sizes) for f in (tiled, ragged)
-    )
-    assert not np.asarray(got, np.float32)[~used[:, 0]].any()
-    assert_close(got, np.where(used, np.asarray(want, np.float64), 0), rel)
-    args = (x, w_in, w_out, sizes, dy)
-    got, want = (jax.jit(functools.partial(f, swiglu))(*args) for f in (tiled_vjp, ragged_vjp))
-    assert [g.dtype for g in got] == [dtype] * 3
-    assert_close(got, want, rel)
 
 
 def test_overflow_height():
