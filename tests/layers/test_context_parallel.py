@@ -273,9 +273,10 @@ def test_replicated_keys():
 
 @pytest.mark.parametrize("attention", [RING, ULYSSES])
 def test_layers_by_scan_with_remat(attention):
+    """In float64, as errors grow from layer to layer."""
     mesh, spec = mesh_of(2), P(None, "seq")
-    x = 0.5 * inputs()[0]
-    weights = jnp.linspace(0.5, 1.5, 3, dtype=jnp.float32)
+    x = inputs(dtype="float64")[0]
+    weights = jnp.linspace(0.5, 1.5, 3)
 
     def model(one_layer, x, weights):
         step = jax.checkpoint(lambda x, w: (x + one_layer(x * w, x, x), None))
@@ -292,7 +293,7 @@ def test_layers_by_scan_with_remat(attention):
     got = loss(split)(x, weights)
     want = loss(functools.partial(model, full_attention))(x, weights)
     for g, w in zip(got, want, strict=True):
-        assert np.max(np.abs(g - w)) <= 1e-5 * np.max(np.abs(w))
+        assert np.max(np.abs(g - w)) <= 1e-10 * np.max(np.abs(w))
 
 
 def test_vmap_over_the_axis_itself():
