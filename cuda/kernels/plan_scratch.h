@@ -16,8 +16,8 @@
 
 namespace jcoll::gpu {
 
-// Of a block in one turn. A ring over 8 ranks has 7 slots: lanes of 36 KiB, or 9 rounds of the
-// block's threads with 8 bytes each.
+// Of a block in one turn. A ring over 8 ranks has 7 slots: lanes of 36 KiB, or 4 to 5 vectors of 16
+// bytes for each thread, between two waits.
 constexpr int64_t kPlanNbytesPerTurn = 256 << 10;
 constexpr int64_t kPlanLinesPerTurn = 4096;
 constexpr int64_t kPlanLineScratchNbytes =

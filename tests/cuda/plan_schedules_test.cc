@@ -8,6 +8,7 @@ namespace {
 using namespace plans;
 
 constexpr int64_t kMaxCount = 150;
+constexpr int64_t kLongCount = 150'001;  // Several turns of one block.
 
 int32_t Value(int round, int rank, int64_t i) {
   return static_cast<int32_t>(round * 1000003 + rank * 7919 + i * 31);
@@ -17,19 +18,24 @@ int32_t Value(int round, int rank, int64_t i) {
 // before, and checks its output after.
 class Program {
  public:
-  Program(World* world, uint32_t seed)
+  Program(World* world, uint32_t seed, int64_t nbytes)
       : world_(world),
         cases_(OfRanks(world->num_ranks())),
-        input_(world->num_ranks(), world->num_ranks() * kMaxCount * 4),
-        output_(world->num_ranks(), world->num_ranks() * kMaxCount * 4),
+        input_(world->num_ranks(), nbytes),
+        output_(world->num_ranks(), nbytes),
         random_(seed) {}
 
+  // Any plan.
   void Enqueue(int round) {
     const Case& c = *cases_[random_() % cases_.size()];
     const int64_t count = random_() % (kMaxCount + 1);
     const Kernel kernel = kProtocols[random_() % 4 == 0 ? 0 : 1];  // LL has no barrier at all.
+    Enqueue(round, c, kernel, count, 1 + static_cast<int>(random_() % 2));
+  }
+
+  void Enqueue(int round, const Case& c, Kernel kernel, int64_t count, int num_blocks) {
     Call call = c.MakeCall(kernel, DType::kS32, ReduceOp::kSum, count);
-    call.num_blocks = 1 + random_() % 2;
+    call.num_blocks = num_blocks;
     const auto expected = Expected(c, count, round);
     for (int r = 0; r < world_->num_ranks(); ++r) {
       OnRank(r, [=, &c] { Write(r, Input(c, count, round, r)); });
@@ -100,7 +106,7 @@ void RunSeed(int num_ranks, uint32_t seed, int num_rounds) {
   {
     World world(num_ranks);
     StartNearWrap(&world);
-    Program program(&world, seed);
+    Program program(&world, seed, num_ranks * kMaxCount * 4);
     for (int round = 0; round < num_rounds; ++round) program.Enqueue(round);
     world.Synchronize();
     world.ExpectNoErrors();
@@ -123,6 +129,26 @@ TEST(ThreeRanks) {
 }
 TEST(FiveRanks) {
   for (uint32_t seed = 1; seed <= 2; ++seed) RunSeed(5, seed, 60);
+}
+
+// Slots that are used again within a call.
+TEST(SeveralTurns) {
+  jcoll::emulator::Options options;
+  options.threads_per_block = 2;
+  for (options.delay_seed = 1; options.delay_seed <= 4; ++options.delay_seed) {
+    jcoll::emulator::SetOptions(options);
+    World world(3);
+    Program program(&world, options.delay_seed, kLongCount * 4);
+    int round = 0;
+    for (const char* algorithm : {"relay", "tree", "ring", "relay"}) {
+      const Case& c = Find(algorithm, PlanOp::kAllReduce, 3);
+      program.Enqueue(round++, c, Kernel::kPlanSimple, kLongCount, 1);
+      program.Enqueue(round++, c, Kernel::kPlanLL, 14'000, 1);
+    }
+    world.Synchronize();
+    world.ExpectNoErrors();
+  }
+  jcoll::emulator::SetOptions({});
 }
 
 }  // namespace
