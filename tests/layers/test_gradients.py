@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import jcoll
 from jcoll import layers
+from jcoll.ops._invariant import as_invariant
 
 CHECK_VMA = pytest.mark.parametrize("check_vma", [True, False], ids=["vma", "novma"])
 LAYERS, WIDTH, ROWS = 3, 12, 16
@@ -347,3 +348,24 @@ def test_finite_gradients_and_none():
         report = run(lambda x, t=tree: layers.check_finite(t(x), "data"), x, in_specs=(P("data"),))
         assert bool(report.all_finite)
         report.raise_if_not_finite()
+
+
+# The type that says that all ranks have one value
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.vmap], ids=["plain", "vmap"])
+def test_as_invariant_has_the_gradient_of_any_one_rank(wrap):
+    """sum(gathered^2): each rank's part of the gradient is 2 x of its own block."""
+
+    def fn(x):
+        def loss(x):
+            whole = as_invariant(jcoll.all_gather(x, "data", tiled=True), ("data",))
+            assert not jax.typeof(whole).mat.varying
+            return jnp.sum(whole**2)
+
+        return wrap(jax.grad(loss))(x.T if wrap is jax.vmap else x).T
+
+    shape = (8, 3) if wrap is jax.vmap else (8,)
+    x = np.random.default_rng(4).normal(size=shape).astype(np.float32)
+    got = run(fn, x, in_specs=(P("data"),), out_specs=P("data"))
+    np.testing.assert_allclose(got, 2 * x, rtol=1e-6)
