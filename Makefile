@@ -16,7 +16,7 @@ py := $(bin)/python
 native_sources := $(shell find csrc cmake) CMakeLists.txt pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test native-test sanitize model-check lint lint-python lint-types lint-native format wheel bench build clean
+.PHONY: help demo test native-test sanitize model-check cuda-check lint lint-python lint-types lint-native format wheel bench build clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -31,16 +31,22 @@ test: $(VENV)/.deps-test $(VENV)/.deps-examples native-test ## Run the Python an
 build: $(VENV)/.installed ## Build jcoll and install it, editable, into $(VENV)
 
 native-test: $(VENV)/.installed ## Build and run the native tests
-	$(call ctest,$(shell $(py) -c 'import sys; print("build/" + sys.implementation.cache_tag)'))
+	$(call configure,$(python_build))
+	$(call ctest,$(python_build))
 
-sanitize: $(VENV)/.deps-build ## Run the native tests under ASan+UBSan, then under TSan
-	$(call configure,build/asan,address$(comma)undefined)
+sanitize: $(VENV)/.deps-build $(VENV)/.deps-runtime ## Run the native tests under ASan+UBSan, then under TSan
+	$(call configure,build/asan,$(call sanitizer,address$(comma)undefined))
 	$(call ctest,build/asan)
-	$(call configure,build/tsan,thread)
+	$(call configure,build/tsan,$(call sanitizer,thread))
 	$(call ctest,build/tsan)
 
 model-check: ## Check the models of the CUDA protocols (needs Debian's spin)
 	$(or $(PYTHON),python3) scripts/model_check.py --jobs $(JOBS)
+
+cuda-check: $(VENV)/.deps-build $(VENV)/.deps-runtime $(VENV)/.deps-cuda-tools ## Compile jcoll._cuda for all GPUs, check the machine code (needs nvcc)
+	$(call configure,build/cuda,-DJCOLL_PYTHON=ON -DJCOLL_CUDA=ON $(pybind11) -DJCOLL_CUDA_ARCH="$(cuda_archs)")
+	$(bin)/cmake --build build/cuda --target _cuda
+	$(py) scripts/check_cuda_build.py build/cuda/cuda/_cuda*.so
 
 lint: lint-python lint-types lint-native ## Check style and types, changing nothing (-k: all of it)
 
@@ -69,13 +75,24 @@ clean: ## Remove what was built (not $(VENV))
 	rm -rf build dist $(VENV)/.installed
 
 comma := ,
-cxx_files = $(shell find csrc cuda tests/native \( -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) 2>/dev/null)
+cxx_files = $(shell find csrc cuda tests/native tests/cuda tests/cuda_ffi \
+  \( -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) 2>/dev/null)
+# All that are built for, and PTX for later ones.
+cuda_archs = 80-real;90a-real;100
+pybind11 = -Dpybind11_DIR=$(shell $(py) -m pybind11 --cmakedir)
+# Where $(VENV)/.installed builds.
+python_build = $(shell $(py) -c 'import sys; print("build/" + sys.implementation.cache_tag)')
 
-# $(call configure,build folder,sanitizers): a build of the native tests alone, without Python.
+# $(call configure,build folder,further options): a build of the native tests, with those of CUDA's host
+# side. The Python is for the tests' data.
 define configure
-@$(bin)/cmake -S . -B $(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(bin))/ninja --log-level=WARNING \
-  -DCMAKE_BUILD_TYPE=RelWithDebInfo -DJCOLL_TESTS=ON -DJCOLL_WERROR=$(if $(CI),ON,OFF) -DJCOLL_SANITIZE=$(2)
+@cuda=$$($(py) scripts/env.py cuda-headers) && $(bin)/cmake -S . -B $(1) -G Ninja --log-level=WARNING \
+  -DCMAKE_MAKE_PROGRAM=$(abspath $(bin))/ninja -DPython_EXECUTABLE=$(abspath $(py)) \
+  -DJCOLL_TESTS=ON -DJCOLL_WERROR=$(if $(CI),ON,OFF) $$cuda $(2)
 endef
+
+# $(call sanitizer,sanitizers): further options of a build without the extension.
+sanitizer = -DCMAKE_BUILD_TYPE=RelWithDebInfo -DJCOLL_SANITIZE=$(1)
 
 # $(call ctest,build folder): builds what changed, then runs the tests.
 define ctest
@@ -95,5 +112,9 @@ $(VENV)/.deps-%: $(VENV)/.made pyproject.toml
 $(VENV)/.installed: $(VENV)/.deps-build $(VENV)/.deps-runtime $(native_sources)
 	$(py) scripts/env.py install
 	@touch $@
+
+ifdef JCOLL_BUILD_CUDA # Which may be another choice than the last build's.
+.PHONY: $(VENV)/.installed
+endif
 
 .PRECIOUS: $(VENV)/.made $(VENV)/.deps-%

@@ -6,11 +6,7 @@
 # Headers: XLA refuses a library whose FFI headers are newer than itself (0.4 in jaxlib 0.11.1 and 0.11.2,
 # 0.5 in 0.12), and takes older ones. The extension that lends communicators has a version of its own: 0.1
 # in jaxlib 0.11.2, and 0.2, with windows, in 0.12. Its header needs nothing newer than FFI 0.4. So one
-# library for all takes the FFI of 0.11.2 and the extension's header of 0.12:
-#   pip install --no-deps --target build/ffi jaxlib==0.11.2
-#   pip install --no-deps --target build/ffi-collectives jaxlib==0.12.0.1
-#   -DJCOLL_CUDA_FFI_INCLUDE_DIR=build/ffi/jaxlib/include
-#   -DJCOLL_CUDA_COLLECTIVES_INCLUDE_DIR=build/ffi-collectives/jaxlib/include
+# library for all takes the FFI of 0.11.2 and the extension's header of 0.12; scripts/env.py fetches them.
 # Such a library registers and instantiates under jaxlib 0.11.2 and 0.12.0.1.
 # With the first alone the library has no windows of XLA's, and works on staging windows of its own.
 
@@ -45,6 +41,22 @@ function(jcoll_read_version header major minor out)
   string(REGEX REPLACE ".* " "" minor_number "${minor_line}")
   set(${out} ${major_number}.${minor_number} PARENT_SCOPE)
 endfunction()
+
+# A build of jcoll._cuda needs them; that of the tests is told where they are (Makefile).
+if(jcoll_build_cuda AND NOT JCOLL_CUDA_FFI_INCLUDE_DIR)
+  # Without what pip puts there for an isolated build, which hides pip itself.
+  execute_process(COMMAND ${CMAKE_COMMAND} -E env --unset=PYTHONPATH
+    ${Python_EXECUTABLE} ${PROJECT_SOURCE_DIR}/scripts/env.py cuda-headers
+    OUTPUT_VARIABLE printed RESULT_VARIABLE failed)
+  if(failed)
+    message(WARNING "jcoll: no kernels for CUDA, as their host side lacks XLA's headers (see above)")
+  else()
+    string(REGEX MATCH "FFI_INCLUDE_DIR=([^\n]+)" matched "${printed}")
+    set(JCOLL_CUDA_FFI_INCLUDE_DIR ${CMAKE_MATCH_1})
+    string(REGEX MATCH "COLLECTIVES_INCLUDE_DIR=([^\n]+)" matched "${printed}")
+    set(JCOLL_CUDA_COLLECTIVES_INCLUDE_DIR ${CMAKE_MATCH_1})
+  endif()
+endif()
 
 set(jcoll_cuda_ffi_dir ${JCOLL_CUDA_FFI_INCLUDE_DIR})
 if(NOT jcoll_cuda_ffi_dir)

@@ -1,11 +1,13 @@
-"""Fills a virtual environment: `env.py deps GROUP...`, `env.py install`, `env.py wheel DIR`.
+"""Fills a virtual environment: `env.py deps GROUP...`, `env.py install`, `env.py wheel DIR`; and
+`env.py cuda-headers` prints CMake's options that name the headers of the CUDA host side.
 
 Run it with the environment's own Python. pyproject.toml is the only place that names requirements;
 a GROUP is `build`, `runtime` or one of its extras.
 
 Packages are built without pip's build isolation, because a fresh build environment for every
 rebuild would fetch jaxlib and throw away the compiled objects each time. What isolation would have
-brought, the XLA FFI headers of one exact jaxlib, is unpacked once into build/ffi.
+brought, the XLA FFI headers of one exact jaxlib, is unpacked once into build/ffi. So are those of
+the CUDA host side, which are of later jaxlibs than some of the Pythons here can have.
 
 The install is editable: `import jcoll` finds the checkout's Python files and the compiled module in
 site-packages from any working directory (a plain install would be shadowed by ./jcoll, which has no
@@ -55,7 +57,7 @@ def ffi_jaxlib() -> str:
 
 def pip(*args: str, doing: str) -> None:
     """Runs pip quietly; on failure prints all it said and a way out."""
-    print(f"jcoll setup: {doing}", flush=True)
+    print(f"jcoll setup: {doing}", flush=True, file=sys.stderr)
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *args]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode == 0:
@@ -88,20 +90,36 @@ def installed_jaxlib() -> str | None:
         return None
 
 
-def ffi_include() -> Path:
-    """The folder with the pinned jaxlib's XLA FFI headers, unpacked from its wheel if need be."""
-    target = ROOT / "build" / "ffi" / ffi_jaxlib().replace("==", "-")
+def headers_of(pin: str, any_python: tuple[str, ...] = ()) -> Path:
+    """The folder with the XLA FFI headers of a pinned jaxlib, unpacked from its wheel if need be.
+
+    any_python: pip's options to take a wheel that another Python is for.
+    """
+    target = ROOT / "build" / "ffi" / pin.replace("==", "-")
     include = target / "jaxlib" / "include"
     if (include / "xla" / "ffi" / "api" / "ffi.h").exists():
         return include
     with tempfile.TemporaryDirectory() as scratch:
         fetch = ("download", "-q", "--no-deps", "--only-binary", ":all:", "-d", scratch)
-        pip(*fetch, ffi_jaxlib(), doing=f"fetching the XLA FFI headers of {ffi_jaxlib()}")
+        pip(*fetch, *any_python, pin, doing=f"fetching the XLA FFI headers of {pin}")
         (wheel,) = Path(scratch).glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
             headers = [n for n in archive.namelist() if n.startswith("jaxlib/include/")]
             archive.extractall(target, headers)
     return include
+
+
+def cuda_headers() -> list[str]:
+    """CMake's options that name the headers of the CUDA host side; see cmake/JcollCudaFfi.cmake."""
+    pins = PYPROJECT["tool"]["jcoll"]["cuda"]
+    any_python = ("--python-version", pins["headers-python"])
+    return [
+        f"-D{variable}={headers_of(pins[key], any_python)}"
+        for variable, key in (
+            ("JCOLL_CUDA_FFI_INCLUDE_DIR", "ffi-headers"),
+            ("JCOLL_CUDA_COLLECTIVES_INCLUDE_DIR", "collectives-headers"),
+        )
+    ]
 
 
 def build_options() -> list[str]:
@@ -111,7 +129,7 @@ def build_options() -> list[str]:
         options += ["-C", "cmake.define.JCOLL_WERROR=ON"]
     if installed_jaxlib() == ffi_jaxlib():
         return options
-    return [*options, "-C", f"cmake.define.JCOLL_FFI_INCLUDE_DIR={ffi_include()}"]
+    return [*options, "-C", f"cmake.define.JCOLL_FFI_INCLUDE_DIR={headers_of(ffi_jaxlib())}"]
 
 
 def main(argv: list[str]) -> None:
@@ -125,6 +143,8 @@ def main(argv: list[str]) -> None:
             pip("install", *options, "-e", ".", doing="building and installing jcoll")
         case ["wheel", folder]:
             pip("wheel", *build_options(), "-w", folder, ".", doing=f"building a wheel: {folder}/")
+        case ["cuda-headers"]:
+            print(*cuda_headers(), sep="\n")
         case _:
             sys.exit(__doc__)
 

@@ -1,7 +1,6 @@
-"""The models of the CUDA protocols, checked with spin; and that the check itself can fail."""
+"""That the check of the models of the CUDA protocols can fail; `make model-check` is it."""
 
 import importlib.util
-import json
 import sys
 from pathlib import Path
 
@@ -18,18 +17,6 @@ Case = model_check.Case
 needs_spin = pytest.mark.skipif(
     model_check.missing_tools() is not None, reason=str(model_check.missing_tools())
 )
-
-
-@needs_spin
-@pytest.mark.slow
-def test_all_models_hold_and_all_bugs_are_found(tmp_path, capsys):
-    report = tmp_path / "report.json"
-    code = model_check.main(["--json", str(report)])
-    assert code == 0, capsys.readouterr()
-    rows = json.loads(report.read_text())
-    assert len(rows) == len(model_check.HOLDING) + len(model_check.BUGS)
-    assert all(row["verdict"] == row["expected"] for row in rows)
-    assert sum(row["bug"] != "" for row in rows) >= 20
 
 
 @needs_spin

@@ -1,0 +1,83 @@
+# Whether jcoll._cuda is built (jcoll_build_cuda), by which nvcc (CMAKE_CUDA_COMPILER) and for which GPUs
+# (jcoll_cuda_archs). Where something is missing it says so, and the CPU build goes on.
+#
+# AUTO, the default, builds where there is a GPU, for that GPU: minutes of compiling are of no use
+# elsewhere. ON builds for all, or for those that JCOLL_CUDA_ARCH lists.
+# pip's builds take both from the environment: JCOLL_BUILD_CUDA and JCOLL_CUDA_ARCH (pyproject.toml).
+
+set(JCOLL_CUDA AUTO CACHE STRING "Build jcoll._cuda: AUTO (where there is a GPU, for it), ON or OFF")
+set(JCOLL_CUDA_ARCH "" CACHE STRING
+  "GPUs to compile kernels for, e.g. 80-real;90a-real;100; a number alone adds PTX for later ones")
+
+# Sets `out` to the GPUs of this machine, as JCOLL_CUDA_ARCH has them, or to nothing.
+function(jcoll_find_gpus out)
+  set(found "")
+  execute_process(COMMAND nvidia-smi --query-gpu=compute_cap --format=csv,noheader
+    OUTPUT_VARIABLE printed RESULT_VARIABLE failed ERROR_QUIET)
+  if(NOT failed)
+    string(REGEX MATCHALL "[0-9]+\\.[0-9]" capabilities "${printed}")
+    foreach(capability IN LISTS capabilities)
+      string(REPLACE "." "" arch ${capability})
+      list(APPEND found ${arch}-real)
+    endforeach()
+    list(REMOVE_DUPLICATES found)
+  endif()
+  set(${out} "${found}" PARENT_SCOPE)
+endfunction()
+
+# Sets `out` to an nvcc that is not on PATH, or to nothing: CUDA_HOME's, or that of NVIDIA's wheels.
+function(jcoll_find_nvcc out)
+  execute_process(COMMAND ${Python_EXECUTABLE} -c "import sysconfig; print(sysconfig.get_path('purelib'))"
+    OUTPUT_VARIABLE site_packages OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  file(GLOB of_wheels "${site_packages}/nvidia/cu*/bin")
+  find_program(jcoll_nvcc nvcc HINTS $ENV{CUDA_HOME}/bin ${of_wheels} /usr/local/cuda/bin NO_CACHE)
+  set(${out} "${jcoll_nvcc}" PARENT_SCOPE)
+endfunction()
+
+# Stops at an architecture that this nvcc does not know or jcoll has no kernels for.
+function(jcoll_check_archs archs)
+  execute_process(COMMAND ${CMAKE_CUDA_COMPILER} --list-gpu-code OUTPUT_VARIABLE printed ERROR_QUIET)
+  string(REGEX MATCHALL "[0-9]+" known "${printed}")
+  list(FILTER known EXCLUDE REGEX "^[1-7][0-9]$")
+  list(SORT known COMPARE NATURAL)
+  foreach(arch IN LISTS archs)
+    if(NOT arch MATCHES "^([0-9]+)[af]?(-real|-virtual)?$" OR NOT CMAKE_MATCH_1 IN_LIST known)
+      string(REPLACE ";" ", " known "${known}")
+      message(FATAL_ERROR "jcoll build: JCOLL_CUDA_ARCH has '${arch}'. This nvcc and jcoll can do ${known}.\n"
+        "Give a list such as 80-real;90a-real;100, or leave it out to build for this machine's GPUs.")
+    endif()
+  endforeach()
+endfunction()
+
+set(jcoll_build_cuda OFF)
+if(NOT JCOLL_PYTHON OR NOT JCOLL_CUDA)
+  return()
+endif()
+set(jcoll_cuda_archs ${JCOLL_CUDA_ARCH})
+if(JCOLL_CUDA STREQUAL "AUTO")
+  jcoll_find_gpus(jcoll_gpus)
+  if(NOT jcoll_gpus)
+    message(STATUS "jcoll: no kernels for CUDA, as there is no GPU here; JCOLL_CUDA=ON compiles them for others")
+    return()
+  elseif(NOT jcoll_cuda_archs)
+    set(jcoll_cuda_archs ${jcoll_gpus})
+  endif()
+elseif(NOT jcoll_cuda_archs)
+  set(jcoll_cuda_archs 80-real 90a-real 100)
+endif()
+
+find_package(Python REQUIRED COMPONENTS Interpreter Development.Module)
+if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
+  jcoll_find_nvcc(jcoll_nvcc)
+  if(jcoll_nvcc)
+    set(CMAKE_CUDA_COMPILER ${jcoll_nvcc})
+  endif()
+endif()
+include(CheckLanguage)
+check_language(CUDA)
+if(NOT CMAKE_CUDA_COMPILER)
+  message(WARNING "jcoll: no nvcc, so no kernels for CUDA. Have it on PATH, or set CUDA_HOME or CUDACXX")
+  return()
+endif()
+jcoll_check_archs("${jcoll_cuda_archs}")
+set(jcoll_build_cuda ON)
