@@ -187,7 +187,7 @@ def test_hot_and_empty_experts(check_vma, one):
     assert dropped == 0
     assert_close((loss, grads), want, 1e-5)
     rows = np.asarray(layers.top_k_router(values[0] @ values[1], K).rows_per_expert)
-    assert rows.max() > 0.4 * rows.sum()
+    assert rows.max() > 4 * rows.mean()
     assert one is not None or (rows == 0).any()
     assert np.abs(np.asarray(grads[2]))[rows == 0].sum() == 0
 
