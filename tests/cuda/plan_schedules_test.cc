@@ -1,5 +1,8 @@
 // Many calls by many plans on the same pads and slots, with random delays everywhere: what a plan
 // leaves, the next one finds, while ranks run ahead of each other.
+#include <chrono>
+#include <thread>
+
 #include "cuda/emulator/language.h"
 #include "tests/cuda/plans.h"
 
@@ -8,7 +11,7 @@ namespace {
 using namespace plans;
 
 constexpr int64_t kMaxCount = 150;
-constexpr int64_t kLongCount = 150'001;  // Several turns of one block.
+constexpr int64_t kLongCount = 600'001;  // Many turns of one block.
 
 int32_t Value(int round, int rank, int64_t i) {
   return static_cast<int32_t>(round * 1000003 + rank * 7919 + i * 31);
@@ -25,6 +28,12 @@ class Program {
         output_(world->num_ranks(), nbytes),
         random_(seed) {}
 
+  // The rank comes so much later to every call.
+  void DelayRank(int rank, std::chrono::milliseconds delay) {
+    delayed_rank_ = rank;
+    delay_ = delay;
+  }
+
   // Any plan.
   void Enqueue(int round) {
     const Case& c = *cases_[random_() % cases_.size()];
@@ -38,7 +47,10 @@ class Program {
     call.num_blocks = num_blocks;
     const auto expected = Expected(c, count, round);
     for (int r = 0; r < world_->num_ranks(); ++r) {
-      OnRank(r, [=, &c] { Write(r, Input(c, count, round, r)); });
+      OnRank(r, [=, &c] {
+        if (r == delayed_rank_) std::this_thread::sleep_for(delay_);
+        Write(r, Input(c, count, round, r));
+      });
       world_->Launch(world_->ForRank(call, r, &input_, &output_));
       OnRank(r, [=, &c, result = expected[r]] {
         if (std::equal(result.begin(), result.end(), output_[r],
@@ -81,6 +93,8 @@ class Program {
   std::vector<const Case*> cases_;
   Buffers input_, output_;
   Random random_;
+  int delayed_rank_ = -1;
+  std::chrono::milliseconds delay_{};
 };
 
 // Counters start just below 2^32, so that each of them wraps around on the way.
@@ -131,17 +145,21 @@ TEST(FiveRanks) {
   for (uint32_t seed = 1; seed <= 2; ++seed) RunSeed(5, seed, 60);
 }
 
-// Slots that are used again within a call.
+// Slots that are used again within a call, also by ranks who wait for nothing but that: those who
+// only send.
 TEST(SeveralTurns) {
   jcoll::emulator::Options options;
   options.threads_per_block = 2;
+  options.max_delay_us = 3000;  // Longer than a peer takes for a turn.
   for (options.delay_seed = 1; options.delay_seed <= 4; ++options.delay_seed) {
     jcoll::emulator::SetOptions(options);
     World world(3);
     Program program(&world, options.delay_seed, kLongCount * 4);
     int round = 0;
-    for (const char* algorithm : {"relay", "tree", "ring", "relay"}) {
-      const Case& c = Find(algorithm, PlanOp::kAllReduce, 3);
+    for (const Case* each :
+         {&Find("relay", PlanOp::kAllReduce, 3), &Find("binomial", PlanOp::kReduce, 3),
+          &Find("binomial", PlanOp::kReduce, 3), &Find("tree", PlanOp::kBroadcast, 3)}) {
+      const Case& c = *each;
       program.Enqueue(round++, c, Kernel::kPlanSimple, kLongCount, 1);
       program.Enqueue(round++, c, Kernel::kPlanLL, 14'000, 1);
     }
@@ -149,6 +167,19 @@ TEST(SeveralTurns) {
     world.ExpectNoErrors();
   }
   jcoll::emulator::SetOptions({});
+}
+
+// By lines, ranks that only send could be whole calls ahead of one that comes late.
+TEST(LateReceiver) {
+  World world(3);
+  Program program(&world, 1, 3 * kMaxCount * 4);
+  program.DelayRank(0, std::chrono::milliseconds(5));
+  for (int round = 0; round < 12; ++round) {
+    const PlanOp op = round % 6 == 5 ? PlanOp::kBroadcast : PlanOp::kReduce;
+    program.Enqueue(round, Find("tree", op, 3), Kernel::kPlanLL, kMaxCount - round, 1);
+  }
+  world.Synchronize();
+  world.ExpectNoErrors();
 }
 
 }  // namespace

@@ -1,29 +1,33 @@
-// N ranks in the emulator: what a communicator keeps from call to call, buffers for a call, and its
+// N ranks: what a communicator keeps from call to call, buffers for a call, and its
 // launch on all ranks.
 #pragma once
 
 #include <cstring>
+#include <deque>
 #include <map>
 #include <memory>
 #include <random>
 #include <vector>
 
-#include "cuda/emulator/emulator.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/plan_program.h"
+#include "tests/cuda/gpu.h"
 #include "tests/native/check.h"
 
 namespace world {
 
-using jcoll::emulator::Buffer;
-using jcoll::emulator::Multicast;
-using jcoll::emulator::Stream;
 using jcoll::gpu::Call;
 using jcoll::gpu::DType;
 using jcoll::gpu::ErrorRecord;
 using jcoll::gpu::Kernel;
 using jcoll::gpu::ReduceOp;
 using jcoll::gpu::SignalPad;
+
+inline bool IsMultimem(Kernel kernel) {
+  return kernel == Kernel::kAllReduceMultimemOneShot || kernel == Kernel::kAllReduceMultimemTwoShot;
+}
+// Ranks on one real GPU have no switch between them.
+inline bool CanRun(Kernel kernel) { return kIsEmulated || !IsMultimem(kernel); }
 
 // One buffer of each rank.
 class Buffers {
@@ -72,6 +76,7 @@ class World {
   }
 
   int num_ranks() const { return static_cast<int>(pads_.size()); }
+  const jcoll::gpu::DeviceFacts& device() const { return device_; }
   SignalPad& pad(int rank) { return pads_[rank]; }
   ErrorRecord& error(int rank) { return errors_[rank]; }
   Stream& stream(int rank) { return *streams_[rank]; }
@@ -85,7 +90,7 @@ class World {
     peers.error = &errors_[rank];
     peers.timeout_ns = timeout_ns_;
     const Buffers& scratch = ScratchFor(call);
-    if (call.program != nullptr) call.program_image = call.program->images[rank].data();
+    if (call.program != nullptr) call.program_image = ImageFor(*call.program, rank);
     for (int p = 0; p < num_ranks(); ++p) {
       peers.pad[p] = &pads_[p];
       if (input != nullptr) peers.input[p] = (*input)[p];
@@ -100,7 +105,7 @@ class World {
     const auto refusal = jcoll::gpu::Refusal(call, device_);
     EXPECT_EQ(refusal.value_or(""), "");
     if (refusal) return;
-    EXPECT_EQ(jcoll::gpu::Launch(call, streams_[call.peers.rank].get()), cudaSuccess);
+    EXPECT_EQ(jcoll::gpu::Launch(call, Handle(*streams_[call.peers.rank])), cudaSuccess);
   }
 
   // On all ranks but `absent`; waits for them.
@@ -128,20 +133,28 @@ class World {
   }
 
  private:
-  // Of a kernel's own; one that has become too small is kept, as launches may be using it.
+  // Of a kernel's own; calls that were made for one that is too small now go on with it.
   const Buffers& ScratchFor(const Call& call) {
     auto& scratch = scratch_[call.kernel];
     const int64_t nbytes = jcoll::gpu::ScratchNbytes(call);
     if (scratch.empty() || scratch.back()->nbytes() < nbytes) {
+      Synchronize();  // Buffers are made while nothing runs.
       scratch.push_back(std::make_unique<Buffers>(num_ranks(), nbytes));
     }
     return *scratch.back();
   }
 
-  // Everything that the kernels can use.
-  const jcoll::gpu::DeviceFacts device_ = {100, 108};
-  std::vector<SignalPad> pads_;
-  std::vector<ErrorRecord> errors_;
+  // Kept as long as there may be launches that use it. Not by program: another may come to lie at
+  // the same address.
+  const void* ImageFor(const jcoll::gpu::PlanProgram& program, int rank) {
+    const auto& image = program.images[rank];
+    return images_.emplace_back(image.begin(), image.end()).data();
+  }
+
+  const jcoll::gpu::DeviceFacts device_ = Facts();
+  std::vector<SignalPad, Allocator<SignalPad>> pads_;
+  std::vector<ErrorRecord, Allocator<ErrorRecord>> errors_;
+  std::deque<std::vector<int32_t, Allocator<int32_t>>> images_;
   std::map<Kernel, std::vector<std::unique_ptr<Buffers>>> scratch_;
   std::vector<std::unique_ptr<Stream>> streams_;
   uint64_t timeout_ns_ = 60'000'000'000;
