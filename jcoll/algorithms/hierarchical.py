@@ -33,6 +33,17 @@ from jcoll.algorithms.registry import Algorithm, BuildFn, get, register
 from jcoll.plan.builder import Array, Builder
 from jcoll.plan.subgroup import Subgroups
 
+HIERARCHICAL_OPS = (
+    "all_reduce",
+    "reduce_scatter",
+    "all_gather",
+    "all_to_all",
+    "all_to_all_v",
+    "all_to_all_v_back",  # Its transpose.
+)
+"""What is done by two levels between hosts: jcoll/ops/_hierarchical.py, _hierarchical_rows.py. The
+ragged ones have no plan of it."""
+
 # The parts of each op in order: what is done, whether across, whether of 1 / L of the data.
 _PARTS = {
     "all_reduce": (

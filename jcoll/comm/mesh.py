@@ -13,6 +13,7 @@ from typing import Any
 
 from jcoll import _compat, errors
 from jcoll.algorithms import kernels, registry
+from jcoll.algorithms.hierarchical import HIERARCHICAL_OPS
 from jcoll.algorithms.registry import RESERVED
 from jcoll.comm.group import Groups, make_groups
 from jcoll.config import config
@@ -87,6 +88,8 @@ def _check_algorithm(where: str, op: str, name: Any, groups: Groups) -> None:
     if not isinstance(name, str):
         problem = f"algorithm={name!r} is not a name."
         raise TypeError(errors.text(where, problem, "Pass a str; jcoll.algorithms lists them."))
+    if name == "hierarchical" and op in HIERARCHICAL_OPS and name not in registry.names(op):
+        return  # Not a plan: whether the ranks are on several hosts is known when it is lowered.
     if name not in RESERVED and name not in kernels.only_on_cuda(op):
         for size in set(groups.sizes):
             registry.get(op, name, size, where=where)

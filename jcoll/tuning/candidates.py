@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import jcoll.algorithms  # noqa: F401  (fills the catalogue)
 from jcoll.algorithms import kernels, registry
+from jcoll.algorithms.hierarchical import HIERARCHICAL_OPS as HIERARCHICAL_OPS
 from jcoll.plan.ops import OPS
 
 # Where the ranks of a group are.
@@ -24,15 +25,6 @@ PLACEMENTS = {
 # the type. Others pass on partial sums.
 _ROUND_ONCE = ("direct", "one_shot", "two_shot", "multimem")
 CPU, CUDA = "cpu", "cuda"  # Device kinds.
-HIERARCHICAL_OPS = (
-    "all_reduce",
-    "reduce_scatter",
-    "all_gather",
-    "all_to_all",
-    "all_to_all_v",
-    "all_to_all_v_back",  # Its transpose.
-)
-"""What is done between hosts: jcoll/ops/_hierarchical.py, _hierarchical_rows.py."""
 ON_HOSTS = "its ranks are on several hosts"
 
 
@@ -100,6 +92,8 @@ def refusal(request: Request, name: str) -> str | None:
         return request.multimem_obstacle if on_cuda else "only CUDA has it"
     if on_cuda and request.op in registry.RAGGED_OPS and _is_plan(request, name):
         return "on CUDA plans move blocks of one size"
+    if name == "hierarchical" and name not in registry.names(request.op):
+        return "its ranks are on one host"
     return None
 
 

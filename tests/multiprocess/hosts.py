@@ -95,15 +95,19 @@ def check_ragged(rows, output_size, overflow, bad):
         return (grad, *outs)
 
     results, algorithms = [], []
-    for algorithm in ("auto", "xla"):
+    for algorithm in ("auto", "hierarchical", "xla"):
         fn = spmd(functools.partial(value_and_grad, algorithm), mesh)
         algorithms.append([row.algorithm for row in jcoll.explain(fn, x, counts)])
         grad, *outs = fn(x, counts)
         # The derivative at a poisoned result means nothing.
         outs += [] if bad else [grad]
         results.append([s.data for out in outs for s in out.addressable_shards])
-    same = all(np.array_equal(a, b, equal_nan=True) for a, b in zip(*results, strict=True))
-    return {"case": f"{rows} {output_size} {overflow} {bad}", "same": same, "by": algorithms[0]}
+    same = all(
+        np.array_equal(a, c, equal_nan=True) and np.array_equal(b, c, equal_nan=True)
+        for a, b, c in zip(*results, strict=True)
+    )
+    by = [*algorithms[0], *algorithms[1]]
+    return {"case": f"{rows} {output_size} {overflow} {bad}", "same": same, "by": by}
 
 
 def ragged():
