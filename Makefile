@@ -16,7 +16,7 @@ py := $(bin)/python
 native_sources := $(shell find csrc cmake) CMakeLists.txt pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test native-test sanitize model-check cuda-check lint lint-python lint-types lint-native format wheel bench build clean
+.PHONY: help demo test native-test sanitize model-check cuda-check gpu-check lint lint-python lint-types lint-native format wheel bench build clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -47,6 +47,9 @@ cuda-check: $(VENV)/.deps-build $(VENV)/.deps-runtime $(VENV)/.deps-cuda-tools #
 	$(call configure,build/cuda,-DJCOLL_PYTHON=ON -DJCOLL_CUDA=ON $(pybind11) -DJCOLL_CUDA_ARCH="$(cuda_archs)")
 	$(bin)/cmake --build build/cuda --target _cuda
 	$(py) scripts/check_cuda_build.py build/cuda/cuda/_cuda*.so
+
+gpu-check: ## Run the CUDA kernels on this machine's GPU (no network; ARGS="--json FILE")
+	$(or $(PYTHON),python3) scripts/gpu_check.py $(ARGS)
 
 lint: lint-python lint-types lint-native ## Check style and types, changing nothing (-k: all of it)
 

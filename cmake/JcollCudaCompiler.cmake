@@ -1,4 +1,4 @@
-# Whether jcoll._cuda is built (jcoll_build_cuda), by which nvcc (CMAKE_CUDA_COMPILER) and for which GPUs
+# Whether the kernels and jcoll._cuda are built (jcoll_build_cuda), by which nvcc (CMAKE_CUDA_COMPILER) and for which GPUs
 # (jcoll_cuda_archs). Where something is missing it says so, and the CPU build goes on.
 #
 # AUTO, the default, builds where there is a GPU, for that GPU: minutes of compiling are of no use
@@ -50,7 +50,7 @@ function(jcoll_check_archs archs)
 endfunction()
 
 set(jcoll_build_cuda OFF)
-if(NOT JCOLL_PYTHON OR NOT JCOLL_CUDA)
+if(NOT JCOLL_CUDA OR (JCOLL_CUDA STREQUAL "AUTO" AND NOT JCOLL_PYTHON))
   return()
 endif()
 set(jcoll_cuda_archs ${JCOLL_CUDA_ARCH})
@@ -66,7 +66,7 @@ elseif(NOT jcoll_cuda_archs)
   set(jcoll_cuda_archs 80-real 90a-real 100)
 endif()
 
-find_package(Python REQUIRED COMPONENTS Interpreter Development.Module)
+find_package(Python QUIET COMPONENTS Interpreter)
 if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
   jcoll_find_nvcc(jcoll_nvcc)
   if(jcoll_nvcc)
@@ -80,4 +80,7 @@ if(NOT CMAKE_CUDA_COMPILER)
   return()
 endif()
 jcoll_check_archs("${jcoll_cuda_archs}")
+set(CMAKE_CUDA_ARCHITECTURES ${jcoll_cuda_archs})
+set(CMAKE_CUDA_STANDARD 17)
+enable_language(CUDA)
 set(jcoll_build_cuda ON)

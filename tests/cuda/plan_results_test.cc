@@ -96,9 +96,7 @@ void Check(World* world, const Case& c, Kernel kernel, DType dtype, Random& rand
 
 // Each plan by both protocols; types, operations, sizes and ways to lie take turns.
 void CheckRanks(int num_ranks) {
-  jcoll::emulator::Options options;
-  options.threads_per_block = 2;
-  jcoll::emulator::SetOptions(options);
+  world::UseThreads(2);
   World world(num_ranks);
   Random random(static_cast<uint32_t>(num_ranks));
   int turn = 0, num_checked = 0;
@@ -125,7 +123,7 @@ void CheckRanks(int num_ranks) {
     }
   }
   EXPECT(num_checked > 200 / kEvery);
-  jcoll::emulator::SetOptions({});
+  world::UseThreads();
 }
 
 TEST(TwoRanks) { CheckRanks(2); }
@@ -177,7 +175,9 @@ TEST(SeveralTurns) {
   }
 }
 
-// ---- Bytes.
+// ---- Bytes, which only the emulator counts.
+
+#ifdef JCOLL_EMULATOR
 
 // What rank `rank` of a plan sends, in chunks.
 int64_t ChunksSent(const Plan& plan, int rank) {
@@ -195,10 +195,10 @@ void CheckTraffic(World* world, const Case& c) {
   Buffers input(n, c.input_count(count) * 4), output(n, c.output_count(count) * 4);
   for (Kernel kernel : kProtocols) {
     const Call call = c.MakeCall(kernel, DType::kF32, ReduceOp::kSum, count);
-    jcoll::emulator::ResetTraffic();
+    world::ResetTraffic();
     world->Run(call, &input, &output);
     for (int r = 0; r < n; ++r) {
-      const jcoll::emulator::Traffic traffic = jcoll::emulator::TrafficOf(r);
+      const world::Traffic traffic = world::TrafficOf(r);
       const int64_t sent = ChunksSent(c.plan, r) * kChunkNbytes;
       EXPECT_EQ(traffic.loaded, 0);
       EXPECT_EQ(traffic.stored, kernel == Kernel::kPlanLL ? 2 * sent : sent);
@@ -215,6 +215,7 @@ TEST(Traffic) {
     for (const Case* c : OfRanks(n)) CheckTraffic(&world, *c);
   }
 }
+#endif
 
 // ---- What is refused.
 

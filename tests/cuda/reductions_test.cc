@@ -12,10 +12,6 @@ constexpr Kernel kKernels[] = {Kernel::kAllReduceOneShot,         Kernel::kAllRe
                                Kernel::kAllReduceMultimemTwoShot, Kernel::kReduceScatter};
 constexpr int64_t kCounts[] = {0, 1, 3, 17, 255, 1025};
 
-bool IsMultimem(Kernel kernel) {
-  return kernel == Kernel::kAllReduceMultimemOneShot || kernel == Kernel::kAllReduceMultimemTwoShot;
-}
-
 // Whether the kernel promises the reference's bits: the switch rounds the sum before the mean.
 bool IsExact(const Call& call) {
   const bool is_16_bit = call.dtype == DType::kF16 || call.dtype == DType::kBF16;
@@ -68,7 +64,8 @@ void CheckRanks(int num_ranks) {
           call.count = count;
           // As many as LL needs for the longest.
           call.num_blocks = count * static_cast<int64_t>(sizeof(T)) > 8192 ? 5 : 2;
-          if (Refusal(world.ForRank(call, 0, nullptr, nullptr), {100, 108})) continue;
+          if (Refusal(world.ForRank(call, 0, nullptr, nullptr), world.device())) continue;
+          if (!CanRun(kernel)) continue;
           // The larger the group, the more of the cases are left to the others.
           if (++turn % (1 + num_ranks / 4) != 0 || !IsExact(call)) continue;
           Check<T>(&world, call, random, turn);
@@ -76,7 +73,7 @@ void CheckRanks(int num_ranks) {
       }
     }
   });
-  EXPECT(turn > 1500);
+  EXPECT(turn > 1000);
 }
 
 TEST(OneRank) { CheckRanks(1); }

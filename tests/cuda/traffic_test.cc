@@ -4,8 +4,6 @@
 namespace {
 
 using namespace world;
-using jcoll::emulator::Traffic;
-using jcoll::emulator::TrafficOf;
 
 constexpr int64_t kCount = 8 * 9 * 5 * 7 * 32;  // Divides into equal parts of whole lines.
 
@@ -19,7 +17,7 @@ void Measure(Kernel kernel, int n, int64_t count, F check) {
   call.count = count;
   call.root = n - 1;
   Buffers input(n, n * count * 4), output(n, n * count * 4);
-  jcoll::emulator::ResetTraffic();
+  ResetTraffic();
   world.Run(call, &input, &output);
   world.ExpectNoErrors();
   for (int r = 0; r < n; ++r) check(r, TrafficOf(r));

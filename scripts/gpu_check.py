@@ -1,0 +1,195 @@
+"""Runs the CUDA kernels on this machine's GPU: `gpu_check.py [--json FILE] [--build DIR]`.
+
+Builds for the GPU that is here, with nvcc and CMake and without a network, and runs the tests of
+tests/cuda with all ranks on it: every kernel, type and operation against the reference, ranks that
+stop, and the speed of each kernel beside that of a copy. Then, where they are installed,
+compute-sanitizer on small cases and jcoll in JAX. Exit status: 1 if anything is wrong, 2 if nothing
+can be run here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TESTS = ("moves", "reductions", "ragged", "plan_results", "faults")
+SANITIZED = (("moves", "InPlace"), ("reductions", "OneRank"), ("plan_results", "EveryType"))
+NO_GPU = """\
+gpu-check: nvidia-smi finds no GPU here. Run it on a machine with one; `make test` runs the same
+  programs in the emulator."""
+BUILD_TIMEOUT_S = 300
+RUN_TIMEOUT_S = 120
+
+
+@dataclass
+class Step:
+    """Something that was run, or could not be."""
+
+    name: str
+    verdict: str  # "ok", "FAILED" or "skipped".
+    seconds: float
+    why: str = ""
+
+
+@dataclass
+class Speed:
+    """One line of tests/cuda/bandwidth_test.cc."""
+
+    kernel: str
+    ranks: int
+    nbytes: int
+    seconds: float
+    bytes_per_second: float
+    of_copy: float
+    right: bool
+
+
+def run(name: str, command: list[str], timeout: float, **options: object) -> tuple[Step, str]:
+    """Runs a command, prints what it says if it fails, and returns its output too."""
+    print(f"{name} ...", flush=True)
+    start = time.monotonic()
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, text=True, timeout=timeout, check=False,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options,
+        )  # fmt: skip
+        output, why = done.stdout, f"exit {done.returncode}" if done.returncode else ""
+    except subprocess.TimeoutExpired as e:
+        output, why = str(e.stdout or ""), f"not done after {timeout} s"
+    step = Step(name, "FAILED" if why else "ok", round(time.monotonic() - start, 1), why)
+    if why:
+        print(output[-4000:])
+    print(f"{name}: {step.verdict} {why} ({step.seconds} s)", flush=True)
+    return step, output
+
+
+def skip(name: str, why: str) -> Step:
+    print(f"{name}: skipped, {why}", flush=True)
+    return Step(name, "skipped", 0.0, why)
+
+
+def gpu() -> str | None:
+    """What nvidia-smi says of the first GPU."""
+    command = ["nvidia-smi", "--query-gpu=name,compute_cap,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    lines = done.stdout.splitlines()
+    return lines[0] if done.returncode == 0 and lines else None
+
+
+def python_options() -> tuple[list[str], str | None]:
+    """CMake's options for the extensions, and why they cannot be built."""
+    for module in ("pybind11", "jax", "jaxlib"):
+        if importlib.util.find_spec(module) is None:
+            return [], f"{sys.executable} has no {module}"
+    import jaxlib
+    import pybind11
+
+    include = Path(str(jaxlib.__file__)).parent / "include"
+    if not (include / "xla/ffi/api/collectives_c_api.h").exists():
+        return [], f"jaxlib {jaxlib.__version__} lends no communicators; 0.11.2 does"
+    headers = [
+        f"-D{name}={include}" for name in ("JCOLL_FFI_INCLUDE_DIR", "JCOLL_CUDA_FFI_INCLUDE_DIR")
+    ]
+    return ["-DJCOLL_PYTHON=ON", f"-Dpybind11_DIR={pybind11.get_cmake_dir()}", *headers], None
+
+
+def build(folder: Path, options: list[str]) -> list[Step]:
+    cmake = shutil.which("cmake", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if cmake is None:
+        return [Step("build", "FAILED", 0.0, "no cmake on PATH")]
+    configure = [cmake, "-S", str(ROOT), "-B", str(folder), "-DJCOLL_TESTS=ON", "-DJCOLL_CUDA=ON"]
+    configure += [f"-DPython_EXECUTABLE={sys.executable}", *options]
+    targets = ["gpu_check", *(["_native", "_cuda"] if options else [])]
+    compile_ = [cmake, "--build", str(folder), "-j", str(os.cpu_count()), "--target", *targets]
+    first, _ = run("configure", configure, BUILD_TIMEOUT_S)
+    if first.why:
+        return [first]
+    return [first, run("build", compile_, BUILD_TIMEOUT_S)[0]]
+
+
+def speeds(output: str) -> list[Speed]:
+    """What tests/cuda/bandwidth_test.cc prints."""
+    rows = [line.split("\t")[1:] for line in output.splitlines() if line.startswith("kernel\t")]
+    return [
+        Speed(name, int(n), int(nbytes), float(s), float(rate), float(part), verdict == "ok")
+        for name, n, nbytes, s, rate, part, verdict in rows
+    ]
+
+
+def print_speeds(rows: list[Speed]) -> None:
+    """Markdown, as docs/gpu.md would have it."""
+    print("| kernel | ranks | bytes | us | GB/s | of a copy |\n|---|---:|---:|---:|---:|---:|")
+    for r in rows:
+        numbers = f"{r.seconds * 1e6:.1f} | {r.bytes_per_second / 1e9:.1f} | {r.of_copy:.2f}"
+        print(f"| {r.kernel} | {r.ranks} | {r.nbytes} | {numbers} |")
+
+
+def sanitize(tests: Path) -> list[Step]:
+    sanitizer = shutil.which("compute-sanitizer")
+    if sanitizer is None:
+        return [skip("compute-sanitizer", "it is not on PATH")]
+    steps = []
+    for tool in ("memcheck", "racecheck"):
+        for name, case in SANITIZED:
+            command = [sanitizer, "--tool", tool, "--error-exitcode", "9"]
+            command += [str(tests / f"gpu_{name}_test"), case]
+            step, output = run(f"{tool} {name} {case}", command, RUN_TIMEOUT_S)
+            if "Device not supported" in output:  # As in some virtual machines.
+                return [*steps, skip("compute-sanitizer", "it does not support this device")]
+            steps.append(step)
+    return steps
+
+
+def in_jax(folder: Path, missing: str | None) -> Step:
+    if missing is not None:
+        return skip("in JAX", missing)
+    site = folder / "site" / "jcoll"
+    shutil.copytree(ROOT / "jcoll", site, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.so"))
+    for library in [*folder.glob("_native*.so"), *folder.glob("cuda/_cuda*.so")]:
+        shutil.copy(library, site)
+    environment = {**os.environ, "PYTHONPATH": str(site.parent), "JAX_PLATFORMS": "cuda"}
+    script = str(ROOT / "scripts" / "gpu_check_jax.py")
+    return run("in JAX", [sys.executable, script], RUN_TIMEOUT_S, env=environment)[0]
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, help="write the report there too")
+    parser.add_argument("--build", type=Path, default=ROOT / "build" / "gpu-check")
+    args = parser.parse_args(argv)
+    found = gpu()
+    if found is None:
+        print(NO_GPU, file=sys.stderr)
+        return 2
+    print(f"GPU: {found}")
+    options, missing = python_options()
+    steps, rows = build(args.build, options), []
+    if not any(step.why for step in steps):
+        tests = args.build / "tests" / "cuda"
+        steps += [run(name, [str(tests / f"gpu_{name}_test")], RUN_TIMEOUT_S)[0] for name in TESTS]
+        measured, output = run("bandwidth", [str(tests / "gpu_bandwidth_test")], RUN_TIMEOUT_S)
+        rows = speeds(output)
+        print_speeds(rows)
+        steps += [measured, *sanitize(tests), in_jax(args.build, missing)]
+    if args.json:
+        report = {"gpu": found, "steps": [*map(asdict, steps)], "speeds": [*map(asdict, rows)]}
+        args.json.write_text(json.dumps(report, indent=1))
+    failed = [step.name for step in steps if step.verdict == "FAILED"]
+    print("gpu-check:", f"FAILED: {', '.join(failed)}" if failed else "ok")
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
