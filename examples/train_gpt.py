@@ -1,16 +1,18 @@
-"""Train a small byte-level GPT, data parallel, with gradients that travel through jcoll.
+"""Train a small byte-level GPT on a mesh of devices that exchange everything through jcoll.
 
     python examples/train_gpt.py --seconds 60 --sample 300      on 8 virtual CPU devices, or on GPUs
+    python examples/train_gpt.py --mesh data=2,tensor=2,expert=2 --experts 8 --zero 3
+    python -m jcoll launch -n 2 --devices-per-process 4 examples/train_gpt.py --mesh data=2,tensor=4
     python examples/train_gpt.py --help
 
 The data is the source code of Python's standard library, so nothing is downloaded.
 """
 
-import functools
+import math
 import re
 import sys
 
-from gpt import options
+from gpt import mesh_options, options
 
 VALIDATION_BATCHES = 4
 PROMPT = b"def main("
@@ -19,88 +21,91 @@ PROMPT = b"def main("
 def main(argv=None) -> int:
     """Reads the flags, starts jax as they say, trains, reports."""
     parser, args = options.parse(argv)
-    options.set_cpu_device_count(args.devices)
+    options.start_cpu_devices(args.devices)
     import jax  # only now: it reads what the line above has set
 
     if args.distributed:
         jax.distributed.initialize(args.coordinator, args.num_processes, args.process_id)
-    options.check_batch(parser, args, jax.device_count())
+    mesh_options.check_mesh(parser, args, jax.device_count())
     run(args, say=print if jax.process_index() == 0 else None)
     return 0
 
 
 def run(args, say) -> None:
     """One training run and its reports. `say` prints; None on all processes but the first."""
-    from gpt import data, model, parallel
+    from gpt import data, model, parallel, state
 
     corpus = data.Corpus()
-    shape = model.Shape(args.seq, args.layers, args.width, args.heads)
     trainer = parallel.make_trainer(args)
-    params, opt_state = parallel.initial_state(trainer, shape, args.seed)
-    device = describe(params)
+    start, first = parallel.first_state(trainer)
+    device = describe(trainer)
     if say:
         say(
-            f"{device['parameters']:,} parameters on {device['count']} {device['kind']} devices, "
-            f"{len(corpus.train):,} bytes of {len(corpus.files)} files, {args.collectives}"
+            f"{device['parameters']:,} parameters on {device['count']} {device['kind']} devices "
+            f"({mesh_options.mesh_text(args.mesh)}), {len(corpus.train):,} bytes of "
+            f"{len(corpus.files)} files, {args.collectives}"
         )
-    params, log, program = train(args, trainer, corpus, params, opt_state, show=say is not None)
+    trained, log, program = train(trainer, corpus, start, first, show=say is not None)
     device["all_reduces_in_step"] = count_all_reduces(program)
-    val_loss = validate(args, trainer, corpus, params)
+    val_loss = validate(trainer, corpus, trained[0])
+    if args.save:
+        state.save(args.save, trained, first + len(log.rows), trainer.layouts)
     if say:
         say(f"loss {val_loss:.3f} nats per byte on {len(corpus.validation):,} bytes never seen")
         report(args, device, log, val_loss)
-        if args.sample:
-            say(printable(model.sample(params, shape, PROMPT, args.sample, args.seed)))
+    if args.sample:
+        params = state.whole_params(trained[0], trainer.layouts, trainer.mesh)
+        if say:
+            text = model.sample(params, state.shape_of(args), PROMPT, args.sample, args.seed)
+            say(printable(text))
 
 
-def train(args, trainer, corpus, params, opt_state, show):
-    """(trained params, History, compiled step). The clock starts once the step is compiled."""
+def train(trainer, corpus, start, first, show):
+    """((params, opt_state), History, compiled step). The clock starts once the step is compiled."""
     from gpt import history, parallel, progress
 
-    rows = parallel.process_rows(args.batch)
+    args = trainer.args
 
     def batch(index):
-        tokens = corpus.batch(index, args.seed, args.batch, args.seq, rows)
-        return parallel.place(trainer, tokens, args.batch)
+        return parallel.place(trainer, corpus.batch(index, args.seed, args.batch, args.seq))
 
-    tokens = batch(0)
+    tokens, (params, opt_state) = batch(first), start
     step = trainer.step.lower(params, opt_state, tokens).compile()
     meter = history.CollectiveMeter(args.collectives)
     log = history.History(args.batch * args.seq)
     with progress.ProgressLine(args.collectives, args.steps, args.seconds, show) as line:
-        for index in range(args.steps):
+        for index in range(first, first + args.steps):
             params, opt_state, loss = step(params, opt_state, tokens)
             tokens = batch(index + 1)  # while the devices work
             line.show(log.add(float(loss), meter.take()))
             if args.seconds and log.seconds() > args.seconds:
                 break
-    return params, log, step
+    return (params, opt_state), log, step
 
 
-def validate(args, trainer, corpus, params) -> float:
+def validate(trainer, corpus, params) -> float:
     """The mean loss on held-out files."""
     from gpt import parallel
 
-    rows = parallel.process_rows(args.batch)
-    cut = functools.partial(corpus.validation_batch, num_rows=args.batch, seq=args.seq, rows=rows)
-    losses = [
-        float(trainer.evaluate(params, parallel.place(trainer, cut(index), args.batch)))
-        for index in range(VALIDATION_BATCHES)
-    ]
+    args, losses = trainer.args, []
+    for index in range(VALIDATION_BATCHES):
+        windows = corpus.validation_batch(index, args.batch, args.seq)
+        losses.append(float(trainer.evaluate(params, parallel.place(trainer, windows))))
     return sum(losses) / len(losses)
 
 
-def describe(params) -> dict:
+def describe(trainer) -> dict:
     """What the run ran on and with."""
     import jax
 
+    sizes = [math.prod(layout.shape) for layout in jax.tree.leaves(trainer.layouts.params)]
     return {
         "count": jax.device_count(),
         "kind": jax.devices()[0].device_kind,
         "processes": jax.process_count(),
         "jax": jax.__version__,
-        "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
-        "gradient_leaves": len(jax.tree.leaves(params)),
+        "parameters": sum(sizes),
+        "gradient_leaves": len(sizes),
     }
 
 

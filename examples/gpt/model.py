@@ -1,7 +1,8 @@
 """A GPT over bytes, in plain JAX: parameters are a dict, the model is a function of it.
 
-Pre-norm transformer: x += attention(norm(x)); x += mlp(norm(x)). Below, T = sequence, C = width,
-H = heads, D = C / H; there is no batch dimension (see `loss`).
+Pre-norm transformer: x += attention(norm(x)); x += mlp(norm(x)), the mlp being one of several, its
+experts, if there are any. Below, B = sequences, T = tokens, C = width, H = heads, E = experts. What
+a device of a mesh does otherwise than one that has all is in the operators (operators.py).
 """
 
 import functools
@@ -9,82 +10,133 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from gpt.operators import ONE_DEVICE, Operators
 
 VOCABULARY = 256
+BALANCE = 1e-2  # What the load balancing loss counts in the loss.
+
+# How the mesh splits parameters; those that are not named, every device has whole.
+SPECS = {
+    "embedding": P("tensor", None),
+    "qkv": P(None, "tensor"),
+    "attention_out": P("tensor", None),
+    "mlp_in": P(None, "tensor"),
+    "mlp_bias": P("tensor"),
+    "mlp_out": P("tensor", None),
+    "expert_in": P("expert"),
+    "expert_out": P("expert"),
+    "head": P(None, "tensor"),
+}
 
 
 class Shape(NamedTuple):
-    """The sizes of a model."""
+    """The sizes of a model. Experts are smaller: top_k of them are as large as one mlp."""
 
     seq: int
     layers: int
     width: int
     heads: int
+    experts: int = 0
+    top_k: int = 0
 
 
 def init(key: jax.Array, shape: Shape) -> dict:
     """Random parameters, float32. As in GPT-2, what adds to x is smaller by 1 / sqrt(2 layers), so
     that x keeps its size; a small head makes all bytes equally likely at first: loss log(256).
+
+    The columns of qkv count heads, then q, k, v, then the H-th part of the width: split over
+    tensor ranks they are whole heads.
     """
     width = shape.width
-    keys = iter(jax.random.split(key, 3 + 4 * shape.layers))
+    keys = iter(jax.random.split(key, 3 + 5 * shape.layers))
     out_scale = (2 * shape.layers) ** -0.5
 
-    def normal(rows, columns, scale):
-        return scale * jax.random.normal(next(keys), (rows, columns))
+    def normal(scale, *sizes):
+        return scale * jax.random.normal(next(keys), sizes)
+
+    def mlp():
+        return {
+            "mlp_in": normal(width**-0.5, width, 4 * width),
+            "mlp_bias": jnp.zeros(4 * width),
+            "mlp_out": normal(out_scale * (4 * width) ** -0.5, 4 * width, width),
+        }
+
+    def experts():
+        inner = 4 * width // shape.top_k
+        return {
+            "router": normal(width**-0.5, width, shape.experts),
+            "expert_in": normal(width**-0.5, shape.experts, width, inner),
+            "expert_out": normal(out_scale * inner**-0.5, shape.experts, inner, width),
+        }
 
     def layer():
         return {
             "attention_norm": jnp.ones(width),
-            "qkv": normal(width, 3 * width, width**-0.5),
-            "attention_out": normal(width, width, out_scale * width**-0.5),
+            "qkv": normal(width**-0.5, width, 3 * width),
+            "attention_out": normal(out_scale * width**-0.5, width, width),
             "mlp_norm": jnp.ones(width),
-            "mlp_in": normal(width, 4 * width, width**-0.5),
-            "mlp_bias": jnp.zeros(4 * width),
-            "mlp_out": normal(4 * width, width, out_scale * (4 * width) ** -0.5),
+            **(experts() if shape.experts else mlp()),
         }
 
     return {
-        "embedding": normal(VOCABULARY, width, 1.0),
-        "position": normal(shape.seq, width, 0.1),
+        "embedding": normal(1.0, VOCABULARY, width),
+        "position": normal(0.1, shape.seq, width),
         "layers": [layer() for _ in range(shape.layers)],
         "final_norm": jnp.ones(width),
-        "head": normal(width, VOCABULARY, 0.02),
+        "head": normal(0.02, width, VOCABULARY),
     }
 
 
-def loss(params: dict, tokens: jax.Array, heads: int) -> jax.Array:
-    """Mean cross entropy, in nats per byte, of predicting tokens[:, 1:] from what precedes."""
-    inputs, targets = tokens[:, :-1], tokens[:, 1:]
-    logits = jax.vmap(functools.partial(logits_of, params, heads=heads))(inputs)
-    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
-    picked = jnp.take_along_axis(log_probs, targets[..., None].astype(jnp.int32), axis=-1)
-    return -jnp.mean(picked)
+def losses(params, tokens, shape: Shape, operators: Operators = ONE_DEVICE, wrap=lambda f: f):
+    """(mean cross entropy in nats per byte, sum of the layers' load balancing losses).
+
+    tokens: (inputs, targets), each [B, T]. `wrap` is as in `logits_of`.
+    """
+    inputs, targets = (part.astype(jnp.int32) for part in tokens)
+    logits, balance = logits_of(params, inputs, shape, operators, wrap)
+    return jnp.mean(operators.cross_entropy(logits, targets)), balance
 
 
-def logits_of(params: dict, tokens: jax.Array, heads: int) -> jax.Array:
-    """[T] bytes -> [T, 256] logits of the byte after each."""
-    x = params["embedding"][tokens.astype(jnp.int32)] + params["position"][: tokens.shape[0]]
+def logits_of(params, tokens, shape: Shape, operators: Operators = ONE_DEVICE, wrap=lambda f: f):
+    """[B, T] bytes -> ([B, T, 256] logits of the byte after each, load balancing losses).
+
+    wrap(block) is called for each layer instead of block(layer, x) -> (x, balance).
+    """
+    block = wrap(functools.partial(apply_block, shape=shape, operators=operators))
+    x = operators.embed(tokens, params["embedding"])
+    x = x + params["position"][operators.positions(tokens.shape[-1])]
+    balance = jnp.float32(0)
     for layer in params["layers"]:
-        x = x + attention(layer, norm(x, layer["attention_norm"]), heads)
-        x = x + mlp(layer, norm(x, layer["mlp_norm"]))
-    return norm(x, params["final_norm"]) @ params["head"]
+        x, its_balance = block(layer, x)
+        balance = balance + its_balance
+    return operators.columns(norm(x, params["final_norm"]), params["head"]), balance
 
 
-def attention(layer: dict, x: jax.Array, heads: int) -> jax.Array:
-    """Each position looks at itself and the ones before it. [T, C] -> [T, C]."""
-    length, width = x.shape
-    q, k, v = jnp.moveaxis((x @ layer["qkv"]).reshape(length, 3, heads, -1), 1, 0)
-    scores = jnp.einsum("qhd,khd->hqk", q, k) * (width // heads) ** -0.5
-    past = jnp.tri(length, dtype=bool)
-    weights = jax.nn.softmax(jnp.where(past, scores.astype(jnp.float32), -jnp.inf))
-    mixed = jnp.einsum("hqk,khd->qhd", weights.astype(v.dtype), v)
-    return mixed.reshape(length, width) @ layer["attention_out"]
+def apply_block(layer: dict, x: jax.Array, shape: Shape, operators: Operators) -> tuple:
+    """One layer: (x, its load balancing loss)."""
+    x = x + attention(layer, norm(x, layer["attention_norm"]), shape.heads, operators)
+    normed = norm(x, layer["mlp_norm"])
+    if not shape.experts:
+        return x + mlp(layer, normed, operators), jnp.float32(0)
+    weights = (layer[name] for name in ("router", "expert_in", "expert_out"))
+    y, balance = operators.experts(normed, *weights, shape.top_k)
+    return x + y, balance
 
 
-def mlp(layer: dict, x: jax.Array) -> jax.Array:
+def attention(layer: dict, x: jax.Array, heads: int, operators=ONE_DEVICE) -> jax.Array:
+    """[..., T, C] -> [..., T, C]."""
+    qkv = operators.columns(x, layer["qkv"])
+    qkv = qkv.reshape(*qkv.shape[:-1], -1, 3, x.shape[-1] // heads)
+    mixed = operators.attend(*(qkv[..., i, :] for i in range(3)))
+    return operators.rows(mixed.reshape(*mixed.shape[:-2], -1), layer["attention_out"])
+
+
+def mlp(layer: dict, x: jax.Array, operators: Operators) -> jax.Array:
     """Two layers with a GELU between, four times as wide inside."""
-    return jax.nn.gelu(x @ layer["mlp_in"] + layer["mlp_bias"]) @ layer["mlp_out"]
+    inner = operators.columns(x, layer["mlp_in"], layer["mlp_bias"])
+    return operators.rows(jax.nn.gelu(inner), layer["mlp_out"])
 
 
 def norm(x: jax.Array, gain: jax.Array) -> jax.Array:
@@ -95,14 +147,14 @@ def norm(x: jax.Array, gain: jax.Array) -> jax.Array:
 
 def sample(params: dict, shape: Shape, prompt: bytes, count: int, seed: int) -> bytes:
     """`prompt` continued by `count` bytes, drawn at temperature 0.7, on one device."""
-    params = jax.tree.map(jnp.asarray, jax.device_get(params))
+    params = jax.tree.map(jnp.asarray, params)
     window = jnp.zeros(shape.seq, jnp.uint8)
     prompt = prompt[-shape.seq :]
     window = window.at[: len(prompt)].set(jnp.frombuffer(prompt, jnp.uint8))
 
     def step(carry, key):
         window, used = carry
-        logits = logits_of(params, window, shape.heads)[used - 1]
+        logits = logits_of(params, window[None].astype(jnp.int32), shape)[0][0, used - 1]
         byte = jax.random.categorical(key, logits.astype(jnp.float32) / 0.7).astype(jnp.uint8)
         full = used == shape.seq
         window = jnp.where(full, jnp.roll(window, -1), window)

@@ -1,8 +1,13 @@
-"""The command line of train_gpt.py. Imports no jax: the flags decide how jax must start."""
+"""The command line of train_gpt.py. Imports no jax: the flags decide how jax must start.
+
+What the mesh must divide is checked in mesh_options.py.
+"""
 
 import argparse
 import os
 import sys
+
+from gpt import mesh_options
 
 DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
 DEFAULT_STEPS = 200
@@ -10,6 +15,9 @@ EPILOG = """\
 examples:
   python examples/train_gpt.py --seconds 60 --sample 300
   python examples/train_gpt.py --steps 100 --collectives lax --json lax.json
+  python examples/train_gpt.py --mesh data=2,tensor=2,expert=2 --experts 8 --zero 3
+  python examples/train_gpt.py --mesh data=2,tensor=2,context=2 --attention ring --zero 2
+  python -m jcoll launch -n 2 --devices-per-process 4 examples/train_gpt.py --mesh data=2,tensor=4
   python examples/train_gpt.py --steps 100 --distributed --coordinator 127.0.0.1:9876 \\
       --num-processes 2 --process-id 0 --devices 4      (and the same with --process-id 1)
 """
@@ -19,13 +27,14 @@ def build_parser() -> argparse.ArgumentParser:
     """All flags, in groups; the defaults suit 8 virtual CPU devices on 2 cores."""
     parser = argparse.ArgumentParser(
         prog="train_gpt.py",
-        description="Train a small byte-level GPT on Python's standard library, data parallel.",
+        description="Train a small byte-level GPT on Python's standard library, in parallel.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_run_flags(parser.add_argument_group("run"))
     _add_model_flags(parser.add_argument_group("model and optimizer"))
-    _add_parallel_flags(parser.add_argument_group("parallelism"))
+    mesh_options.add_flags(parser.add_argument_group("parallelism"))
+    _add_device_flags(parser.add_argument_group("devices"))
     _add_report_flags(parser.add_argument_group("reports"))
     return parser
 
@@ -36,30 +45,32 @@ def parse(argv=None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     args = parser.parse_args(argv)
     if args.steps is None:
         args.steps = sys.maxsize if args.seconds else DEFAULT_STEPS
-    for name in ("steps", "batch", "seq", "layers", "width", "heads", "devices", "bucket_bytes"):
+    sizes = ("steps", "batch", "seq", "layers", "width", "heads", "top_k", "accumulate", "devices")
+    for name in (*sizes, "bucket_bytes"):
         if getattr(args, name) < 1:
             _fail(parser, name, getattr(args, name), "at least 1")
-    for name in ("seconds", "lr"):
+    for name in ("seconds", "lr", "adam_eps"):
         if getattr(args, name) is not None and not getattr(args, name) > 0:
             _fail(parser, name, getattr(args, name), "above 0")
+    if not args.clip >= 0:
+        _fail(parser, "clip", args.clip, "0 (no clipping) or the largest norm")
     if args.sample < 0:
         _fail(parser, "sample", args.sample, "0 (no sample) or a number of bytes")
     if args.width % args.heads:
+        width = mesh_options.round_up(args.width, args.heads)
         parser.error(
             f"--width {args.width} does not split into --heads {args.heads} equal heads; width "
-            f"must be a multiple of heads. Try --width {_round_up(args.width, args.heads)}."
+            f"must be a multiple of heads. Try --width {width}."
         )
+    mesh_options.check_flags(parser, args)
     _check_distributed(parser, args)
     return parser, args
 
 
-def check_batch(parser, args, num_devices: int) -> None:
-    """Ends the program unless every device gets the same number of sequences."""
-    if args.batch % num_devices:
-        parser.error(
-            f"--batch {args.batch} does not split over {num_devices} devices; each device takes "
-            f"the same number of sequences. Try --batch {_round_up(args.batch, num_devices)}."
-        )
+def start_cpu_devices(count: int) -> None:
+    """`count` virtual devices; under `python -m jcoll launch` jax has started with its own."""
+    if "jax" not in sys.modules:
+        set_cpu_device_count(count)
 
 
 def set_cpu_device_count(count: int) -> None:
@@ -79,28 +90,31 @@ def _add_run_flags(group):
     group.add_argument("--batch", type=int, default=16, metavar="N", help="sequences [%(default)s]")
     group.add_argument("--seq", type=int, default=128, metavar="N", help="bytes each [%(default)s]")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="[%(default)s]")
-    group.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    group.add_argument(
+        "--dtype",
+        type=mesh_options.float_type,
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="to compute in; also f32, bf16 [%(default)s]",
+    )
 
 
 def _add_model_flags(group):
     group.add_argument("--layers", type=int, default=3, metavar="N", help="[%(default)s]")
     group.add_argument("--width", type=int, default=128, metavar="N", help="[%(default)s]")
     group.add_argument("--heads", type=int, default=4, metavar="N", help="[%(default)s]")
+    group.add_argument("--experts", type=int, default=0, metavar="N", help="of each layer [none]")
+    group.add_argument("--top-k", type=int, default=2, metavar="K", help="of a byte [%(default)s]")
     group.add_argument("--lr", type=float, default=4e-3, help="peak learning rate [%(default)s]")
-
-
-def _add_parallel_flags(group):
+    group.add_argument("--adam-eps", type=float, default=1e-8, metavar="X", help="[%(default)s]")
     group.add_argument(
-        "--collectives",
-        choices=("jcoll", "lax"),
-        default="jcoll",
-        help="who sums the gradients: jcoll.sync_gradients, or jax.lax.pmean [%(default)s]",
+        "--clip", type=float, default=1.0, metavar="X", help="gradients' norm; 0: no [%(default)s]"
     )
+
+
+def _add_device_flags(group):
     group.add_argument(
         "--devices", type=int, default=8, metavar="N", help="virtual CPU devices [%(default)s]"
-    )
-    group.add_argument(
-        "--bucket-bytes", type=int, default=25 * 2**20, metavar="N", help="jcoll only [25 MiB]"
     )
     group.add_argument("--distributed", action="store_true", help="call jax.distributed.initialize")
     group.add_argument("--coordinator", metavar="HOST:PORT", help="if no cluster tells it")
@@ -109,6 +123,10 @@ def _add_parallel_flags(group):
 
 
 def _add_report_flags(group):
+    group.add_argument("--save", metavar="DIR", help="write a checkpoint at the end")
+    group.add_argument(
+        "--resume", metavar="DIR", help="go on from one, on this mesh and with this --zero"
+    )
     group.add_argument("--json", metavar="FILE", help="write the history of the run")
     group.add_argument("--plot", metavar="FILE", help="write a picture of the loss")
     group.add_argument("--sample", type=int, default=0, metavar="N", help="write N bytes of text")
@@ -131,7 +149,3 @@ def _check_distributed(parser, args):
 def _fail(parser, name, value, need):
     flag = f"--{name.replace('_', '-')}"
     parser.error(f"{flag} {value} is not possible; it must be {need}.")
-
-
-def _round_up(value, multiple):
-    return -(-value // multiple) * multiple

@@ -1,7 +1,7 @@
-"""Data parallelism: the parameters everywhere, the batch split, the gradients averaged."""
+"""The mesh of all devices, and the programs that run on it."""
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,54 +10,39 @@ import optax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from gpt import model
+from gpt import operators, ranks, state
+from gpt.ranks import cast as cast
+from jcoll import layers
 
-AXIS = "data"
 WARMUP_STEPS = 50
 
 
 class Trainer(NamedTuple):
     """A mesh of all devices and the functions that run on it."""
 
+    args: Any
     mesh: jax.sharding.Mesh
+    layouts: state.Layouts
     optimizer: optax.GradientTransformation
     step: jax.stages.Wrapped  # (params, opt_state, tokens) -> (params, opt_state, loss)
     evaluate: jax.stages.Wrapped  # (params, tokens) -> loss
 
 
 def make_trainer(args) -> Trainer:
-    """Compiles nothing yet. The two choices of --collectives differ in `average` alone."""
-    mesh = jax.make_mesh((jax.device_count(),), (AXIS,))
-    optimizer = optax.chain(
-        optax.clip_by_global_norm(1.0),
-        optax.adamw(schedule(args.lr), b2=0.98, weight_decay=0.01),
-    )
-    average = make_average(args.collectives, args.bucket_bytes)
-    local_loss = functools.partial(model.loss, heads=args.heads)
-
-    def train(params, opt_state, tokens):
-        # One copy per device in JAX's eyes: the gradients then stay local, for `average` to sum.
-        local = jax.lax.pcast(cast(params, args.dtype), AXIS, to="varying")
-        loss, grads = average(jax.value_and_grad(local_loss)(local, tokens))
-        updates, opt_state = optimizer.update(cast(grads, "float32"), opt_state, params)
-        return optax.apply_updates(params, updates), opt_state, loss
-
-    def evaluate(params, tokens):
-        return average(local_loss(cast(params, args.dtype), tokens))
-
-    split, whole = P(AXIS), P()
-    wrap = functools.partial(jax.shard_map, mesh=mesh, out_specs=whole)
-    step = jax.jit(wrap(train, in_specs=(whole, whole, split)), donate_argnums=(0, 1))
-    return Trainer(mesh, optimizer, step, jax.jit(wrap(evaluate, in_specs=(whole, split))))
-
-
-def make_average(collectives: str, bucket_bytes: int):
-    """A function from a pytree that differs between ranks to its mean over them."""
-    if collectives == "lax":
-        return functools.partial(jax.lax.pmean, axis_name=AXIS)
-    import jcoll
-
-    return functools.partial(jcoll.sync_gradients, axis_name=AXIS, bucket_bytes=bucket_bytes)
+    """Compiles nothing yet."""
+    sizes = tuple(args.mesh.values())
+    devices = np.array(jax.devices()[: np.prod(sizes)]).reshape(sizes)
+    mesh = jax.sharding.Mesh(devices, tuple(args.mesh))
+    optimizer = optax.adamw(schedule(args.lr), b2=0.98, eps=args.adam_eps, weight_decay=0.01)
+    layouts = state.make_layouts(args, mesh, optimizer)
+    rank = ranks.STAGES[args.zero](args, layouts, optimizer)
+    params, opt_state = layouts.specs
+    split = batch_spec(args)
+    wrap = functools.partial(jax.shard_map, mesh=mesh)
+    step = wrap(rank.train, in_specs=(params, opt_state, split), out_specs=(params, opt_state, P()))
+    evaluate = wrap(rank.evaluate, in_specs=(params, split), out_specs=P())
+    step = jax.jit(step, donate_argnums=(0, 1))
+    return Trainer(args, mesh, layouts, optimizer, step, jax.jit(evaluate))
 
 
 def schedule(peak: float):
@@ -72,26 +57,37 @@ def schedule(peak: float):
     return rate
 
 
-def initial_state(trainer: Trainer, shape: model.Shape, seed: int):
-    """(params, opt_state), the same on every device, made there and not sent."""
-    whole = NamedSharding(trainer.mesh, P())
-    params = jax.jit(lambda: model.init(jax.random.key(seed), shape), out_shardings=whole)()
-    return params, jax.jit(trainer.optimizer.init, out_shardings=whole)(params)
+def first_state(trainer: Trainer) -> tuple[tuple, int]:
+    """((params, opt_state), the step to begin with): random, or those of --resume."""
+    args, mesh, layouts = trainer.args, trainer.mesh, trainer.layouts
+    if args.resume:
+        return state.restore(args.resume, layouts, mesh)
+    return state.initial(args, mesh, layouts, trainer.optimizer), 0
+
+
+def batch_spec(args) -> P:
+    """How inputs and targets, [B, T] each, are split."""
+    sequences = tuple(axis for axis in ("data", "expert") if axis in args.mesh)
+    return P(sequences, "context" if "context" in args.mesh else None)
+
+
+def place(trainer: Trainer, windows: np.ndarray) -> tuple[jax.Array, jax.Array]:
+    """(inputs, targets), of which each device gets its own: a byte's target is the one after it.
+
+    windows: [B, T + 1], all of the batch, in every process.
+    """
+    args = trainer.args
+    sharding = NamedSharding(trainer.mesh, batch_spec(args))
+
+    def put(tokens):
+        if "context" in args.mesh and operators.placement(args) == "zigzag":
+            tokens = layers.to_zigzag(tokens, args.mesh["context"])
+        return jax.make_array_from_callback(tokens.shape, sharding, lambda index: tokens[index])
+
+    return put(windows[:, :-1]), put(windows[:, 1:])
 
 
 def process_rows(num_rows: int) -> slice:
-    """The part of a global batch that this process loads."""
+    """The part of a global batch that this process loads, if each loads as much."""
     count = num_rows // jax.process_count()
     return slice(count * jax.process_index(), count * (jax.process_index() + 1))
-
-
-def place(trainer: Trainer, local_rows: np.ndarray, num_rows: int) -> jax.Array:
-    """The global batch, of which this process holds `local_rows`."""
-    sharding = NamedSharding(trainer.mesh, P(AXIS))
-    global_shape = (num_rows, *local_rows.shape[1:])
-    return jax.make_array_from_process_local_data(sharding, local_rows, global_shape)
-
-
-def cast(tree, dtype: str):
-    """Every leaf as `dtype`."""
-    return jax.tree.map(lambda leaf: leaf.astype(dtype), tree)

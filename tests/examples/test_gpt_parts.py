@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 demo = importlib.import_module("demo")
 data = importlib.import_module("gpt.data")
 model = importlib.import_module("gpt.model")
+operators = importlib.import_module("gpt.operators")
 
 SHAPE = model.Shape(seq=16, layers=2, width=16, heads=2)
 
@@ -69,10 +70,10 @@ def test_corpus_without_sources(tmp_path):
 
 def test_model_does_not_look_ahead():
     params = initial()
-    tokens = jnp.arange(16, dtype=jnp.uint8)
+    tokens = jnp.arange(16, dtype=jnp.int32)
     changed = tokens.at[9].set(200)
-    logits_of = jax.jit(model.logits_of, static_argnames="heads")
-    before, after = (logits_of(params, t, heads=SHAPE.heads) for t in (tokens, changed))
+    logits_of = jax.jit(lambda tokens: model.logits_of(params, tokens[None], SHAPE)[0][0])
+    before, after = logits_of(tokens), logits_of(changed)
     np.testing.assert_array_equal(before[:9], after[:9])
     assert not np.allclose(before[9:], after[9:])
 
@@ -80,8 +81,20 @@ def test_model_does_not_look_ahead():
 def test_first_loss_is_that_of_guessing():
     params = initial()
     tokens = jax.random.randint(jax.random.key(1), (4, 17), 0, 256).astype(jnp.uint8)
-    loss = jax.jit(model.loss, static_argnames="heads")(params, tokens, heads=SHAPE.heads)
+    loss, balance = jax.jit(lambda t: model.losses(params, (t[:, :-1], t[:, 1:]), SHAPE))(tokens)
+    assert float(balance) == 0.0
     assert float(loss) == pytest.approx(np.log(256), rel=0.02)
+
+
+def test_experts_weigh_and_balance():
+    """One expert, and several that are all alike, do the same; then the balance is 1."""
+    x = jax.random.normal(jax.random.key(2), (2, 3, 4), jnp.float32)
+    router = jnp.zeros((4, 6), jnp.float32)
+    expert_in, expert_out = (jnp.ones((6, *shape), jnp.float32) for shape in ((4, 5), (5, 4)))
+    many, balance = operators.experts(x, router, expert_in, expert_out, top_k=3)
+    one = jax.nn.gelu(x @ expert_in[0]) @ expert_out[0]
+    np.testing.assert_allclose(many, one, rtol=1e-5)
+    assert float(balance) == pytest.approx(1.0)
 
 
 def test_sample_continues_the_prompt():

@@ -1,0 +1,244 @@
+"""The training step as one device sees it, inside jax.shard_map, by stage of ZeRO.
+
+A device's loss is its share of the loss of all, so that gradients add up: over every axis along
+which a parameter is the same while tokens differ. Over `data` this is a matter of --zero:
+
+    --zero   kept whole                 gradients over data
+    0        all                        all_reduce; with --overlap layer by layer, as they appear
+    1        parameters, gradients      reduce_scatter after the backward pass
+    2        parameters                 reduce_scatter in the backward pass, layer by layer
+    3        nothing                    the same; parameters gathered layer by layer, twice
+
+What is left, over the other axes, is summed after that, for 1 to 3 in the shards.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import optax
+
+import jcoll
+from gpt import model, operators
+from gpt.state import AXIS, Layouts, shape_of
+from jcoll import layers
+from jcoll.layers import zero
+
+
+class Rank(NamedTuple):
+    """What a device knows."""
+
+    args: Any
+    layouts: Layouts
+    optimizer: optax.GradientTransformation
+
+
+class Replicated(Rank):
+    """--zero 0, and what the other stages have in common with it."""
+
+    def train(self, params, opt_state, tokens):
+        """A step: (params, opt_state, loss)."""
+        variables = self.variables(params)
+
+        def loss(variables, tokens):
+            cross_entropy, balance = self.losses(self.computable(variables, params), tokens)
+            return (cross_entropy + model.BALANCE * balance) / self.num_shares, cross_entropy
+
+        differentiate = jax.value_and_grad(loss, has_aux=True)
+        if self.args.accumulate > 1:
+            count = self.args.accumulate
+            results = layers.accumulate_gradients(differentiate, variables, tokens, count)
+        else:
+            results = differentiate(variables, tokens)
+        (_, cross_entropy), grads = results
+        grads = cast(self.reduced(grads), "float32")
+        return *self.updated(grads, opt_state, params), self.mean(cross_entropy)
+
+    def evaluate(self, params, tokens):
+        """The mean cross entropy of all."""
+        return self.mean(self.losses(self.for_inference(params), tokens)[0])
+
+    # The stages differ in the five functions from here on.
+
+    def variables(self, params):
+        """What to differentiate by."""
+        return params if self.marks_layers else vary(params, self.layouts.params, self.sum_axes)
+
+    def computable(self, variables, params):
+        """What to compute with; its gradients become those of `variables`."""
+        values = cast(variables, self.args.dtype)
+        return by_layer(self.mark, values, self.layouts.params) if self.marks_layers else values
+
+    def for_inference(self, params):
+        """What to compute with if no gradients are taken."""
+        return cast(params, self.args.dtype)
+
+    def reduced(self, grads):
+        """The gradients of the loss of all."""
+        if self.marks_layers:
+            return grads
+        return by_axes(self.sum, grads, self.layouts.params, self.sum_axes)
+
+    def updated(self, grads, opt_state, params):
+        """(params, opt_state) after the optimizer."""
+        if self.args.clip:
+            specs = zero.specs(self.layouts.params, AXIS)
+            grads, _ = layers.clip_by_global_norm(grads, self.args.clip, specs)
+        updates, opt_state = self.optimizer.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
+
+    def losses(self, values, tokens, wrap=lambda block: block):
+        """Of this device's tokens."""
+        parts = operators.on_mesh(self.args)
+        return model.losses(values, tokens, shape_of(self.args), parts, wrap)
+
+    @property
+    def marks_layers(self) -> bool:
+        """Whether gradients leave in the backward pass."""
+        return self.args.overlap
+
+    def mark(self, values, layout):
+        """`values` of a layer, whose gradients are summed as soon as they are there."""
+        sync = functools.partial(layers.sync_in_backward, **self.gradient_options)
+        return by_axes(sync, values, layout, self.sum_axes)
+
+    def sum(self, grads, axes):
+        """Each of a list of gradients, summed over the axes."""
+        if self.args.collectives == "lax":
+            return jax.lax.psum(grads, axes)
+        return jcoll.sync_gradients(grads, axes, **self.gradient_options)
+
+    def mean(self, value):
+        """Of all devices' tokens."""
+        axes = operators.loss_axes(self.args)
+        if self.args.collectives == "lax":
+            return jax.lax.pmean(value, axes)
+        return jcoll.all_reduce(value, axes, op="mean")
+
+    @property
+    def gradient_options(self) -> dict:
+        """How gradients travel."""
+        args = self.args
+        return {"op": "sum", "wire_dtype": args.wire_dtype, "bucket_bytes": args.bucket_bytes}
+
+    @property
+    def num_shares(self) -> int:
+        """The devices that each have a share of the loss; tensor ranks have one together."""
+        return jax.lax.axis_size(operators.loss_axes(self.args))
+
+    def sum_axes(self, layout) -> tuple[str, ...]:
+        """The axes over which the gradients of a parameter are summed."""
+        axes = operators.token_axes(self.args)
+        return tuple(axis for axis in axes if axis not in layout.spec)
+
+
+class Sharded(Replicated):
+    """--zero 1: reduce_scatter over `data`, and an optimizer that sees shards."""
+
+    stage = 1
+    marks_layers = False
+
+    def variables(self, params):
+        return vary(params, self.layouts.params, self.sum_axes)
+
+    def reduced(self, grads):
+        grads = zero.reduce_scatter_gradients(
+            grads, self.layouts.shards, AXIS, **self.gradient_options
+        )
+        return self.summed_over_other_axes(grads)
+
+    def summed_over_other_axes(self, shards):
+        return by_axes(self.sum, shards, self.layouts.shards, self.other_axes)
+
+    def other_axes(self, layout) -> tuple[str, ...]:
+        return tuple(axis for axis in self.sum_axes(layout) if axis != AXIS)
+
+    def updated(self, grads, opt_state, params):
+        return zero.update(
+            self.optimizer,
+            grads,
+            opt_state,
+            params,
+            self.layouts.shards,
+            AXIS,
+            stage=max(2, self.stage),  # Scattered already.
+            max_norm=self.args.clip or None,
+        )
+
+
+class ShardedGradients(Sharded):
+    """--zero 2: gradients are scattered as the backward pass makes them."""
+
+    stage = 2
+
+    def variables(self, params):
+        shards = zero.shard(params, self.layouts.shards, AXIS)
+        return vary(shards, self.layouts.shards, self.other_axes)
+
+    def computable(self, variables, params):
+        options = self.gradient_options
+        redirect = functools.partial(zero.redirect_gradients, axis_name=AXIS, **options)
+        values = cast(vary(params, self.layouts.params, self.other_axes), self.args.dtype)
+        return by_layer(redirect, values, variables, self.layouts.shards)
+
+    def reduced(self, grads):
+        return self.summed_over_other_axes(grads)
+
+
+class ShardedParameters(ShardedGradients):
+    """--zero 3: parameters are gathered where they are used."""
+
+    stage = 3
+
+    def variables(self, params):
+        return vary(params, self.layouts.shards, self.other_axes)
+
+    def computable(self, variables, params):
+        del params
+        return self.for_inference(variables)
+
+    def for_inference(self, params):
+        shards, layout = ({**tree, "layers": []} for tree in (params, self.layouts.shards))
+        rest = zero.gather(shards, layout, **self.gather_options)
+        return {**rest, "layers": params["layers"]}
+
+    def losses(self, values, tokens, wrap=None):
+        layout = self.layouts.shards["layers"][0]  # All are alike.
+        wrap = functools.partial(zero.regathered, layout=layout, **self.gather_options)
+        return super().losses(values, tokens, wrap)
+
+    @property
+    def gather_options(self) -> dict:
+        return {"axis_name": AXIS, "dtype": self.args.dtype, **self.gradient_options}
+
+
+STAGES = (Replicated, Sharded, ShardedGradients, ShardedParameters)
+
+
+def vary(tree, layout, axes_of: Callable):
+    """One copy per device in JAX's eyes: gradients then stay local, for jcoll to sum."""
+    return jax.tree.map(lambda x, part: jax.lax.pcast(x, axes_of(part), to="varying"), tree, layout)
+
+
+def by_axes(fn: Callable, tree, layout, axes_of: Callable):
+    """fn(list of leaves, axes) for all leaves of the same axes together; none if there are none."""
+    leaves, treedef = jax.tree.flatten(tree)
+    axes = [axes_of(part) for part in jax.tree.leaves(layout)]
+    for group in sorted(set(axes) - {()}):
+        indices = [i for i, its_axes in enumerate(axes) if its_axes == group]
+        results = fn([leaves[i] for i in indices], group)
+        for i, leaf in zip(indices, results, strict=True):
+            leaves[i] = leaf
+    return jax.tree.unflatten(treedef, leaves)
+
+
+def by_layer(fn: Callable, *trees):
+    """fn of the trees' parts for each layer, and of their rest."""
+    rest = fn(*({**tree, "layers": []} for tree in trees))
+    return {**rest, "layers": list(map(fn, *(tree["layers"] for tree in trees)))}
+
+
+def cast(tree, dtype: str):
+    """Every leaf as `dtype`."""
+    return jax.tree.map(lambda leaf: leaf.astype(dtype), tree)
