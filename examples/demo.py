@@ -1,11 +1,17 @@
-"""Train the example GPT with gradients through jcoll, then the same steps through jax.lax; compare.
+"""Train the example GPT through jcoll, then the same steps through jax.lax and on a mesh; compare.
 
-    make demo                              about four minutes on 2 cores, half of them jcoll's
+    make demo                              about two minutes on 2 cores
     python examples/demo.py --quick        a smaller model for a few seconds
 
-Both legs run train_gpt.py in a process of their own, from the same seed, on the same batches. Only
-the order in which the 8 gradients of a parameter are added may differ. Prints the losses side by
-side and what the collectives cost, and writes loss.png. Exit status 1: the losses disagree.
+Three legs, each train_gpt.py in a process of its own, from the same seed, on the same batches:
+
+    jcoll    data parallel, gradients through jcoll
+    lax      the same steps, gradients through jax.lax
+    mesh     the first of these steps, jcoll, on data x context x tensor: ZeRO-3 and ring attention
+
+Only the order of sums differs. Prints the losses side by side and what the collectives cost, and
+writes loss.png: the losses, and where in the program the mesh's collectives spend their time. Exit
+status 1: the losses disagree.
 """
 
 import argparse
@@ -20,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 TRAIN = Path(__file__).with_name("train_gpt.py")
+MESH = ("--mesh", "data=2,context=2,tensor=2", "--zero", "3", "--attention", "ring")
 QUICK = ("--layers", "2", "--width", "64", "--seq", "64")
 
 # A sum of n floats, in whatever order, is off by at most (n - 1) 2^-24: 4e-7 for 8 ranks. The first
@@ -32,18 +39,21 @@ LATE_SHARE, LATE_TOLERANCE = 0.1, 0.02
 
 
 def main(argv=None) -> int:
-    """Runs both legs, prints the comparison, returns the exit status."""
+    """Runs the legs, prints the comparison, returns the exit status."""
     args = build_parser().parse_args(argv)
     console = Console()
     args.out.mkdir(parents=True, exist_ok=True)
     model = QUICK if args.quick else ()
-    seconds = args.seconds or (5 if args.quick else 120)
+    seconds = args.seconds or (5 if args.quick else 40)
     jcoll = run_leg(args.out, "jcoll", *model, "--seconds", str(seconds), "--sample", "300")
     lax = run_leg(args.out, "lax", *model, "--steps", str(jcoll["totals"]["steps"]))
-    console.print(loss_table(jcoll, lax))
+    mesh = run_leg(args.out, "jcoll", *model, *MESH, "--seconds", str(seconds / 4), name="mesh")
+    console.print(loss_table(jcoll, lax, mesh))
     console.print(cost_table(jcoll, lax))
-    plot(args.plot, jcoll, lax)
+    console.print(site_table(mesh))
+    plot(args.plot, jcoll, lax, mesh)
     problems = disagreements(losses(jcoll), losses(lax))
+    problems += early_disagreements(losses(mesh), losses(lax), "mesh, ")
     print("\n".join(problems) or verdict(jcoll, lax))
     print(f"Wrote {args.plot}, and the two histories in {args.out}/")
     return 1 if problems else 0
@@ -54,16 +64,16 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="demo.py", description="Train a GPT through jcoll, then through jax.lax, and compare."
     )
-    parser.add_argument("--seconds", type=float, help="of training, for the first leg [120]")
+    parser.add_argument("--seconds", type=float, help="of training, for the first leg [40]")
     parser.add_argument("--quick", action="store_true", help="a smaller model, 5 seconds")
     parser.add_argument("--out", type=Path, default=Path("demo-out"), help="[%(default)s]")
     parser.add_argument("--plot", type=Path, default=Path("loss.png"), help="[%(default)s]")
     return parser
 
 
-def run_leg(out: Path, collectives: str, *flags: str) -> dict:
+def run_leg(out: Path, collectives: str, *flags: str, name: str | None = None) -> dict:
     """Trains in a new process, whose progress is shown here, and returns its report."""
-    report = out / f"{collectives}.json"
+    report = out / f"{name or collectives}.json"
     report.unlink(missing_ok=True)
     command = [sys.executable, TRAIN, "--collectives", collectives, "--json", report, *flags]
     subprocess.run(list(map(str, command)), check=True)
@@ -80,12 +90,7 @@ def disagreements(ours: list[float], theirs: list[float]) -> list[str]:
     problems = []
     if len(ours) != len(theirs):
         problems.append(f"jcoll took {len(ours)} steps and lax {len(theirs)}; both must be equal.")
-    for step, (a, b) in enumerate(list(zip(ours, theirs, strict=False))[:EARLY_STEPS], 1):
-        if not abs(a - b) <= EARLY_TOLERANCE * abs(b):
-            problems.append(
-                f"step {step}: the losses {a:.8f} and {b:.8f} differ by {abs(a - b) / abs(b):.1e}; "
-                f"up to {EARLY_TOLERANCE:.0e} is rounding. The gradients are not the same."
-            )
+    problems += early_disagreements(ours, theirs)
     late_a, late_b = late_mean(ours), late_mean(theirs)
     if not abs(late_a - late_b) <= LATE_TOLERANCE * late_b:
         problems.append(
@@ -95,20 +100,35 @@ def disagreements(ours: list[float], theirs: list[float]) -> list[str]:
     return problems
 
 
+def early_disagreements(ours: list[float], theirs: list[float], leg: str = "") -> list[str]:
+    """The first steps whose losses differ by more than rounding does."""
+    problems = []
+    for step, (a, b) in enumerate(list(zip(ours, theirs, strict=False))[:EARLY_STEPS], 1):
+        if not abs(a - b) <= EARLY_TOLERANCE * abs(b):
+            problems.append(
+                f"{leg}step {step}: the losses {a:.8f} and {b:.8f} differ by "
+                f"{abs(a - b) / abs(b):.1e}; up to {EARLY_TOLERANCE:.0e} is rounding. The "
+                "gradients are not the same."
+            )
+    return problems
+
+
 def late_mean(values: list[float]) -> float:
     """The mean over the last tenth of the steps, or 10 of them if that is more."""
     return statistics.fmean(values[-max(10, round(len(values) * LATE_SHARE)) :])
 
 
-def loss_table(jcoll: dict, lax: dict) -> Table:
+def loss_table(jcoll: dict, lax: dict, mesh: dict) -> Table:
     """Losses side by side at steps 1, 2, 5, 10, 20, 50, ... and the last."""
-    table = Table("step", "loss, jcoll", "loss, lax", "|difference|", box=box.SIMPLE_HEAD)
+    columns = "step", "loss, jcoll", "loss, lax", "|difference|", "loss, mesh"
+    table = Table(*columns, box=box.SIMPLE_HEAD)
     for column in table.columns:
         column.justify = "right"
-    pairs = list(zip(losses(jcoll), losses(lax), strict=False))
-    for step in shown_steps(len(pairs)):
-        a, b = pairs[step - 1]
-        table.add_row(f"{step}", f"{a:.6f}", f"{b:.6f}", f"{abs(a - b):.1e}")
+    ours, theirs, on_mesh = (losses(run) for run in (jcoll, lax, mesh))
+    for step in shown_steps(min(len(ours), len(theirs))):
+        a, b = ours[step - 1], theirs[step - 1]
+        c = f"{on_mesh[step - 1]:.6f}" if step <= len(on_mesh) else ""
+        table.add_row(f"{step}", f"{a:.6f}", f"{b:.6f}", f"{abs(a - b):.1e}", c)
     table.add_section()
     a, b = jcoll["val_loss"], lax["val_loss"]
     table.add_row("unseen files", f"{a:.6f}", f"{b:.6f}", f"{abs(a - b):.1e}")
@@ -165,6 +185,20 @@ def collective_rows(jcoll: dict, lax: dict) -> list[tuple[str, str, str]]:
     ]
 
 
+def site_table(mesh: dict) -> Table:
+    """The collectives of the mesh's leg, by kind."""
+    table = Table("on the mesh", "a step", "MB a step", "ms a step", box=box.SIMPLE_HEAD)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    steps = mesh["totals"]["steps"]
+    for op in sorted({site["op"] for site in mesh["sites"]}):
+        of_op = [site for site in mesh["sites"] if site["op"] == op]
+        calls, size, time_s = (sum(s[k] for s in of_op) for k in ("calls", "bytes", "exec_s"))
+        cells = f"{calls / steps:.0f}", f"{size / steps / 1e6:.2f}", f"{1e3 * time_s / steps:.2f}"
+        table.add_row(op, *cells)
+    return table
+
+
 def verdict(jcoll: dict, lax: dict) -> str:
     """The outcome in a sentence."""
     ours = losses(jcoll)
@@ -177,11 +211,11 @@ def verdict(jcoll: dict, lax: dict) -> str:
     )
 
 
-def plot(path: Path, jcoll: dict, lax: dict) -> None:
+def plot(path: Path, jcoll: dict, lax: dict, mesh: dict) -> None:
     """loss.png"""
     from gpt import plots
 
-    plots.plot_runs(str(path), {"jcoll": jcoll, "lax": lax})
+    plots.plot_runs(str(path), {"jcoll": jcoll, "lax": lax}, mesh)
 
 
 if __name__ == "__main__":

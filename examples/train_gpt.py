@@ -80,6 +80,7 @@ def train(trainer, corpus, start, first, show):
             line.show(log.add(float(loss), meter.take()))
             if args.seconds and log.seconds() > args.seconds:
                 break
+    log.sites = meter.by_site()
     return (params, opt_state), log, step
 
 

@@ -1,1 +1,1 @@
-"""The parts of train_gpt.py: options, data, model, the data-parallel step, reports."""
+"""The parts of train_gpt.py: options, data, model, operators and step on a mesh, reports."""

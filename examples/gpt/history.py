@@ -31,6 +31,18 @@ class CollectiveMeter:
         self._before = now
         return delta
 
+    def by_site(self) -> list[dict]:
+        """All so far by operation and place in the program, the longest first; [] for lax."""
+        sums = {}
+        for row in self._metrics() if self._metrics else []:
+            key = row["op"], row["call_site"]
+            site = sums.setdefault(
+                key, {"op": key[0], "site": key[1], **dict.fromkeys(COUNTERS, 0)}
+            )
+            for name in COUNTERS:
+                site[name] += row[name]
+        return sorted(sums.values(), key=lambda site: -site["exec_s"])
+
     def _total(self):
         if self._metrics is None:
             return None
@@ -44,6 +56,7 @@ class History:
 
     tokens_per_step: int
     rows: list[dict] = dataclasses.field(default_factory=list)
+    sites: list[dict] = dataclasses.field(default_factory=list)  # CollectiveMeter.by_site
     _started: float = dataclasses.field(default_factory=time.perf_counter)
     _cpu_s: float = dataclasses.field(default_factory=time.process_time)
 
@@ -89,6 +102,7 @@ def make_report(args, device: dict, history: History, val_loss: float) -> dict:
         "device": device,
         "history": history.rows,
         "totals": history.totals(),
+        "sites": history.sites,
         "val_loss": val_loss,
     }
 

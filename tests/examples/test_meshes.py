@@ -34,12 +34,39 @@ EXPERTS = "--experts 4 --top-k 2"
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
 
 FAST = [
-    "--mesh data=2,tensor=2 --sequence-parallel --overlap --zero 2",
-    f"--mesh data=2,expert=2 {EXPERTS} --zero 1",
-    "--mesh data=2,context=2 --attention ring --zero 0",
-    f"--mesh data=2,tensor=2,expert=2 {EXPERTS} --zero 3",
-    "--mesh data=2,tensor=2,context=2 --attention ulysses --zero 3 --dtype bf16",
+    "--mesh data=2,tensor=2 --zero 2 --sequence-parallel --overlap",
+    f"--mesh data=2,expert=2 --zero 1 {EXPERTS}",
+    "--mesh data=2,context=2 --zero 0 --attention ring --overlap",
+    f"--mesh data=2,tensor=2,expert=2 --zero 3 {EXPERTS}",
+    "--mesh data=2,tensor=2,context=2 --zero 3 --attention ulysses --dtype bf16",
 ]
+SLOW = [
+    "--mesh data=2,tensor=2 --zero 0 --overlap",
+    "--mesh data=3,tensor=2 --zero 1 --batch 9",
+    "--mesh data=2,tensor=4 --zero 3 --sequence-parallel",
+    "--mesh data=4,tensor=2 --zero 2 --accumulate 2",
+    f"--mesh data=2,expert=2 --zero 0 --overlap {EXPERTS}",
+    f"--mesh data=4,expert=2 --zero 2 {EXPERTS}",
+    f"--mesh data=2,expert=4 --zero 3 {EXPERTS} --dtype bf16",
+    "--mesh data=2,context=4 --zero 3 --attention ring",
+    "--mesh data=4,context=2 --zero 1 --attention ulysses",
+    "--mesh data=2,context=2 --zero 2 --attention gathered --accumulate 4",
+    f"--mesh data=2,tensor=2,expert=2 --zero 0 --sequence-parallel --overlap {EXPERTS}",
+    f"--mesh data=2,tensor=2,expert=2 --zero 1 {EXPERTS} --dtype bf16",
+    f"--mesh data=2,tensor=2,expert=2 --zero 2 --sequence-parallel {EXPERTS}",
+    "--mesh data=2,tensor=2,context=2 --zero 0 --attention ulysses --accumulate 2",
+    "--mesh data=2,tensor=2,context=2 --zero 1 --attention gathered --sequence-parallel",
+    "--mesh data=2,tensor=2,context=2 --zero 2 --attention ring --sequence-parallel --overlap",
+    f"--mesh data=2,expert=2,context=2 --zero 3 --attention ring {EXPERTS}",
+]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled_fast():
+    """Compiling is most of the time, and 50 small steps are little."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(autouse=True)
@@ -63,8 +90,8 @@ def parsed(flags):
 corpus = functools.cache(data.Corpus)
 
 
-def losses_on_mesh(flags, steps=STEPS):
-    """The loss of each step as train_gpt.py computes it."""
+def train_on_mesh(flags, steps=STEPS):
+    """(losses, final state, Trainer) of the steps as train_gpt.py takes them."""
     args = parsed(flags)
     trainer = parallel.make_trainer(args)
     (params, opt_state), first = parallel.first_state(trainer)
@@ -78,12 +105,12 @@ def losses_on_mesh(flags, steps=STEPS):
 
 
 @functools.cache
-def losses_of_one_device(dtype="float32", model_flags="", clip=1.0):
-    """The same without a mesh, with optax alone."""
-    args = parsed(model_flags)
+def train_on_one_device(dtype="float32", batch=8, experts=0):
+    """(losses, final parameters) without a mesh, by jax and optax alone."""
+    args = parsed(f"--batch {batch} --experts {experts}")
     shape = state.shape_of(args)
     optimizer = optax.chain(
-        optax.clip_by_global_norm(clip),
+        optax.clip_by_global_norm(1.0),
         optax.adamw(parallel.schedule(args.lr), b2=0.98, eps=args.adam_eps, weight_decay=0.01),
     )
 
@@ -106,17 +133,41 @@ def losses_of_one_device(dtype="float32", model_flags="", clip=1.0):
         tokens = windows[:, :-1], windows[:, 1:]
         params, opt_state, loss_value = step(params, opt_state, tokens)
         losses.append(float(loss_value))
-    return losses
+    return losses, jax.device_get(params)
 
 
 def check(flags):
     args = parsed(flags)
-    got, _, _ = losses_on_mesh(flags)
-    want = losses_of_one_device(args.dtype, EXPERTS if args.experts else "")
-    np.testing.assert_allclose(got, want, rtol=TOLERANCE[args.dtype])
-    assert got[-1] < got[0] - 1.5
+    losses, (params, _), trainer = train_on_mesh(flags)
+    same_losses, same_params = train_on_one_device(args.dtype, args.batch, args.experts)
+    np.testing.assert_allclose(losses, same_losses, rtol=TOLERANCE[args.dtype])
+    assert losses[-1] < losses[0] - 1
+    if args.dtype == "float32":
+        jax.tree.map(check_leaf, params, same_params, trainer.layouts.params)
+
+
+def check_leaf(got, want, layout):
+    """50 updates of each leaf were the same: so were its gradients."""
+    got = np.asarray(got)[tuple(map(slice, layout.shape))]
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-4 * np.abs(want).max())
 
 
 @pytest.mark.parametrize("flags", FAST)
 def test_losses_are_those_of_one_device(flags):
     check(flags)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", SLOW)
+def test_losses_of_more_combinations(flags):
+    check(flags)
+
+
+def test_checkpoint_goes_on_elsewhere(tmp_path):
+    """Saved by ZeRO-3 on one mesh, taken up by ZeRO-1 on another."""
+    folder = str(tmp_path / "step-2")
+    before, trained, trainer = train_on_mesh("--mesh data=3 --zero 3 --batch 9", steps=2)
+    state.save(folder, trained, 2, trainer.layouts)
+    resume = f"--mesh data=3,tensor=2 --zero 1 --batch 9 --resume {folder}"
+    after, _, _ = train_on_mesh(resume, steps=3)
+    np.testing.assert_allclose(before + after, train_on_one_device(batch=9)[0][:5], rtol=1e-5)

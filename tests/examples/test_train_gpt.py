@@ -65,7 +65,7 @@ def test_losses_agree_and_decrease(runs):
 @pytest.mark.parametrize("name", ["jcoll", "lax"])
 def test_json_report(runs, name):
     report, _ = runs[1][name]
-    assert set(report) == {"options", "device", "history", "totals", "val_loss"}
+    assert set(report) == {"options", "device", "history", "totals", "sites", "val_loss"}
     assert report["options"]["collectives"] == name
     assert report["device"]["count"] == 8
     assert [row["step"] for row in report["history"]] == list(range(STEPS))
@@ -84,12 +84,16 @@ def test_collectives_are_counted_where_jcoll_runs_them(runs):
     assert totals["bytes"] == STEPS * gradients_and_loss
     assert all(row["collectives"]["bytes"] == gradients_and_loss for row in report["history"])
     assert report["device"]["all_reduces_in_step"] == 0
+    assert sum(site["exec_s"] for site in report["sites"]) == pytest.approx(totals["exec_s"])
+    assert {site["op"] for site in report["sites"]} == {"all_reduce"}
+    assert all("examples/gpt/ranks.py:" in site["site"] for site in report["sites"])
     assert 0 < totals["exec_s"] < report["totals"]["wall_s"]
 
 
 def test_lax_leg_says_that_it_cannot_know(runs):
     report, output = runs[1]["lax"]
     assert report["totals"]["collectives"] is None
+    assert report["sites"] == []
     assert report["device"]["all_reduces_in_step"] >= 1
     assert "collectives        -" in output
 
@@ -157,9 +161,28 @@ def test_demo(tmp_path):
     flags = ["--quick", "--seconds", "3", "--out", tmp_path / "out", "--plot", picture]
     output = example("demo.py", *flags)
     assert picture.read_bytes().startswith(b"\x89PNG")
-    for word in ("loss, jcoll", "loss, lax", "|difference|", "ratio", "collectives a step"):
+    for word in ("jcoll", "lax", "mesh", "|difference|", "ratio", "collectives a step", "ppermute"):
         assert word in output
     assert "The losses agree" in output
+
+
+@pytest.mark.slow
+def test_launched_mesh_goes_on_elsewhere(tmp_path):
+    """Two processes train on a mesh of three axes; one goes on with another, from their folder."""
+    folder, report = tmp_path / "step-4", tmp_path / "launched.json"
+    mesh = ["--mesh=data=2,tensor=2,context=2", "--zero=3", "--seq=32", "--sequence-parallel"]
+    launcher = ["-m", "jcoll", "launch", "-n", "2", "--devices-per-process", "4"]
+    program = [EXAMPLES / "train_gpt.py", *TINY, *mesh, "--steps=4", "--sample=20"]
+    command = [sys.executable, *launcher, *program, "--save", folder, "--json", report]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "def main(" in done.stdout
+    before = json.loads(report.read_text())
+    assert before["device"]["processes"] == 2
+    other = ["--resume", folder, "--mesh=data=4,tensor=2", "--zero=1", "--steps=3"]
+    after, _ = train(tmp_path, "jcoll", *other)
+    alone, _ = train(tmp_path, "jcoll", "--devices=1", "--steps=7")
+    assert losses(before) + losses(after) == pytest.approx(losses(alone), rel=1e-5)
 
 
 @pytest.mark.slow
