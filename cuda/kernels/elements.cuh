@@ -136,6 +136,17 @@ template <bool kMin>
 struct Extreme {
   template <typename A>
   __device__ __forceinline__ static A Combine(A a, A b) {
+#ifndef JCOLL_EMULATOR
+    if constexpr (std::is_same_v<A, float>) {  // The instructions order the zeros as well.
+      float c;
+      if constexpr (kMin) {
+        asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+      } else {
+        asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+      }
+      return c;
+    }
+#endif
     if constexpr (std::is_floating_point_v<A>) {
       using Bits = std::conditional_t<sizeof(A) == 4, uint32_t, uint64_t>;
       if (a != a) return a;

@@ -52,7 +52,7 @@ __device__ __forceinline__ void ReduceSources(int count, F source, int64_t at, i
 template <typename S, typename Op, typename V, int kWays>
 __device__ __forceinline__ void ReduceRanks(const Args& args, int64_t at, int64_t stride,
                                             V (&result)[kWays]) {
-  constexpr int kLoads = sizeof(S) == 1 ? 4 : 8;
+  constexpr int kLoads = sizeof(S) == 1 ? 3 : 8;
   ReduceSources<S, Op, kLoads>(
       args.peers.num_ranks, [&](int p) { return static_cast<const S*>(args.peers.input[p]); }, at,
       stride, args.divisor, result);

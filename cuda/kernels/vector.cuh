@@ -53,28 +53,72 @@ void Store(void* p, const V& value) {
 
 #else
 
-// The integers whose loads and stores are one instruction of that size.
+// One instruction for each size. In C++ the compiler may, and does, load a vector of small elements
+// element by element.
+__device__ __forceinline__ void LoadWords(const void* p, uint8_t* word) {
+  uint32_t x;
+  asm volatile("ld.global.u8 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
+  *word = static_cast<uint8_t>(x);
+}
+__device__ __forceinline__ void LoadWords(const void* p, uint16_t* word) {
+  asm volatile("ld.global.u16 %0, [%1];" : "=h"(*word) : "l"(p) : "memory");
+}
+__device__ __forceinline__ void LoadWords(const void* p, uint32_t* word) {
+  asm volatile("ld.global.u32 %0, [%1];" : "=r"(*word) : "l"(p) : "memory");
+}
+__device__ __forceinline__ void LoadWords(const void* p, uint2* words) {
+  asm volatile("ld.global.v2.u32 {%0, %1}, [%2];"
+               : "=r"(words->x), "=r"(words->y)
+               : "l"(p)
+               : "memory");
+}
+__device__ __forceinline__ void LoadWords(const void* p, uint4* words) {
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words->x), "=r"(words->y), "=r"(words->z), "=r"(words->w)
+               : "l"(p)
+               : "memory");
+}
+
+__device__ __forceinline__ void StoreWords(void* p, uint8_t word) {
+  asm volatile("st.global.u8 [%0], %1;" ::"l"(p), "r"(uint32_t{word}) : "memory");
+}
+__device__ __forceinline__ void StoreWords(void* p, uint16_t word) {
+  asm volatile("st.global.u16 [%0], %1;" ::"l"(p), "h"(word) : "memory");
+}
+__device__ __forceinline__ void StoreWords(void* p, uint32_t word) {
+  asm volatile("st.global.u32 [%0], %1;" ::"l"(p), "r"(word) : "memory");
+}
+__device__ __forceinline__ void StoreWords(void* p, const uint2& words) {
+  asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(words.x), "r"(words.y) : "memory");
+}
+__device__ __forceinline__ void StoreWords(void* p, const uint4& words) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(words.x), "r"(words.y),
+               "r"(words.z), "r"(words.w)
+               : "memory");
+}
+
 template <int kNbytes>
-struct Word;
+struct Words;
 template <>
-struct Word<1> : Tag<uint8_t> {};
+struct Words<1> : Tag<uint8_t> {};
 template <>
-struct Word<2> : Tag<uint16_t> {};
+struct Words<2> : Tag<uint16_t> {};
 template <>
-struct Word<4> : Tag<uint32_t> {};
+struct Words<4> : Tag<uint32_t> {};
 template <>
-struct Word<8> : Tag<uint2> {};
+struct Words<8> : Tag<uint2> {};
 template <>
-struct Word<16> : Tag<uint4> {};
+struct Words<16> : Tag<uint4> {};
 
 template <typename V>
 __device__ __forceinline__ V Load(const void* p) {
-  return BitCast<V>(*static_cast<const typename Word<sizeof(V)>::Type*>(p));
+  typename Words<sizeof(V)>::Type words;
+  LoadWords(p, &words);
+  return BitCast<V>(words);
 }
 template <typename V>
 __device__ __forceinline__ void Store(void* p, const V& value) {
-  using W = typename Word<sizeof(V)>::Type;
-  *static_cast<W*>(p) = BitCast<W>(value);
+  StoreWords(p, BitCast<typename Words<sizeof(V)>::Type>(value));
 }
 
 #endif

@@ -31,11 +31,16 @@ class Program {
         random_(seed) {}
 
   void Enqueue(int round) {
+    EnqueueCall(kReductions[random_() % std::size(kReductions)], random_() % (kMaxCount + 1),
+                round);
+  }
+
+  void EnqueueCall(Kernel kernel, int64_t count, int round) {
     Call call;
-    call.kernel = kReductions[random_() % std::size(kReductions)];
+    call.kernel = kernel;
     call.dtype = DType::kS32;
     call.reduce_op = ReduceOp::kSum;
-    call.count = random_() % (kMaxCount + 1);
+    call.count = count;
     call.num_blocks = 1 + random_() % 3;
     for (int r = 0; r < world_->num_ranks(); ++r) {
       Call own = world_->ForRank(call, r, &input_, &output_);
@@ -123,6 +128,24 @@ TEST(ThreeRanks) {
 }
 TEST(FiveRanks) {
   for (uint32_t seed = 1; seed <= 2; ++seed) RunSeed(5, seed, 60);
+}
+
+// Messages without data keep the ranks as close together as others do: LL has no barrier.
+TEST(EmptyMessagesByLines) {
+  jcoll::emulator::Options options;
+  options.delay_seed = 9;
+  jcoll::emulator::SetOptions(options);
+  {
+    World world(3);
+    Program program(&world, 9);
+    for (int round = 0; round < 200; ++round) {
+      const int64_t count = round % 2 == 0 ? kMaxCount : 0;
+      program.EnqueueCall(Kernel::kAllReduceOneShotLL, count, round);
+    }
+    world.Synchronize();
+    world.ExpectNoErrors();
+  }
+  jcoll::emulator::SetOptions({});
 }
 
 }  // namespace
