@@ -96,7 +96,7 @@ class Replicated(Rank):
     @property
     def marks_layers(self) -> bool:
         """Whether gradients leave in the backward pass."""
-        return self.args.overlap
+        return self.args.overlap and self.args.zero == 0
 
     def mark(self, values, layout):
         """`values` of a layer, whose gradients are summed as soon as they are there."""
@@ -137,10 +137,6 @@ class Sharded(Replicated):
     """--zero 1: reduce_scatter over `data`, and an optimizer that sees shards."""
 
     stage = 1
-    marks_layers = False
-
-    def variables(self, params):
-        return vary(params, self.layouts.params, self.sum_axes)
 
     def reduced(self, grads):
         grads = zero.reduce_scatter_gradients(

@@ -6,7 +6,7 @@ import sys
 
 from gpt.options import set_cpu_device_count
 
-AXES = ("data", "expert")
+AXES: tuple[str, ...] = ("data", "expert")
 EPILOG = """\
 examples:
   python examples/train_moe.py --steps 100
