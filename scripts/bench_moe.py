@@ -86,12 +86,12 @@ def make_arrays(args: argparse.Namespace, num_experts: int, mesh: jax.sharding.M
 
 
 def ours(args: argparse.Namespace, num_experts: int, what: str, *arrays: jax.Array) -> Any:
-    x, router_w, *weights = arrays
+    x, router_w, w_in, w_out = arrays
     size = None if args.room is None else math.ceil(args.room * args.tokens * args.top_k)
     y, aux = moe_layer(
         x,
         router_w,
-        tuple(weights) if what == "layer" else lambda rows, sizes: rows,
+        (w_in, w_out) if what == "layer" else lambda rows, sizes: rows,
         axis_name=AXIS,
         num_experts=num_experts,
         top_k=args.top_k,

@@ -122,7 +122,9 @@ def native_functions(lines: list[str]) -> Iterator[tuple[int, int]]:
     """Leans on clang-format: a function starts and ends in column 0, its body is indented."""
     start, inside = 0, False
     for number, line in enumerate(lines, 1):
-        if not inside and re.match(r"(?!namespace|struct|class|enum|union|extern)\w", line):
+        if not inside and re.match(r"(namespace|struct|class|enum|union|extern)\b", line):
+            start = 0  # Of a template, too.
+        elif not inside and re.match(r"\w", line):
             start = start or number
         if inside and line.startswith("}"):
             yield start, number - start + 1

@@ -122,17 +122,15 @@ def moe_layer(
     return y.reshape(*x.shape[:-1], *y.shape[1:]), aux
 
 
-def _apply(
-    experts: Any, rows: jax.Array, sizes: jax.Array, mode: str, activation: Any
-) -> jax.Array:
+def _apply(experts: Any, rows: Any, sizes: Any, mode: str, activation: Any) -> Any:
     """What this rank's experts make of the rows that have come."""
     if callable(experts):
         return experts(rows, sizes)
-    weights = [jnp.asarray(w).astype(rows.dtype) for w in experts]
+    w_in, w_out = (jnp.asarray(w).astype(rows.dtype) for w in experts)
     if mode == "dropless":
-        return grouped_mlp(rows, *weights, sizes, activation=activation)
-    rows = rows.reshape(weights[0].shape[0], -1, rows.shape[-1])  # All groups have as many rows.
-    rows = jax.vmap(partial(network, activation))(rows, *weights)
+        return grouped_mlp(rows, w_in, w_out, sizes, activation=activation)
+    rows = rows.reshape(w_in.shape[0], -1, rows.shape[-1])  # All groups have as many rows.
+    rows = jax.vmap(partial(network, activation))(rows, w_in, w_out)
     return rows.reshape(-1, rows.shape[-1])
 
 
