@@ -45,7 +45,7 @@ model-check: ## Check the models of the CUDA protocols (needs Debian's spin)
 
 cuda-check: $(VENV)/.deps-build $(VENV)/.deps-runtime $(VENV)/.deps-cuda-tools ## Compile jcoll._cuda for all GPUs, check the machine code (needs nvcc)
 	$(call configure,build/cuda,-DJCOLL_PYTHON=ON -DJCOLL_CUDA=ON $(pybind11) -DJCOLL_CUDA_ARCH="$(cuda_archs)")
-	$(bin)/cmake --build build/cuda --target _cuda
+	$(bin)/cmake --build build/cuda --target _cuda gpu_check
 	$(py) scripts/check_cuda_build.py build/cuda/cuda/_cuda*.so
 
 gpu-check: ## Run the CUDA kernels on this machine's GPU (no network; ARGS="--json FILE")
@@ -89,9 +89,9 @@ python_build = $(shell $(py) -c 'import sys; print("build/" + sys.implementation
 # $(call configure,build folder,further options): a build of the native tests, with those of CUDA's host
 # side. The Python is for the tests' data.
 define configure
-@cuda=$$($(py) scripts/env.py cuda-headers) && $(bin)/cmake -S . -B $(1) -G Ninja --log-level=WARNING \
+@headers=$$($(py) scripts/env.py headers) && $(bin)/cmake -S . -B $(1) -G Ninja --log-level=WARNING \
   -DCMAKE_MAKE_PROGRAM=$(abspath $(bin))/ninja -DPython_EXECUTABLE=$(abspath $(py)) \
-  -DJCOLL_TESTS=ON -DJCOLL_WERROR=$(if $(CI),ON,OFF) $$cuda $(2)
+  -DJCOLL_TESTS=ON -DJCOLL_WERROR=$(if $(CI),ON,OFF) $$headers $(2)
 endef
 
 # $(call sanitizer,sanitizers): further options of a build without the extension.

@@ -1,5 +1,6 @@
 """Fills a virtual environment: `env.py deps GROUP...`, `env.py install`, `env.py wheel DIR`; and
-`env.py cuda-headers` prints CMake's options that name the headers of the CUDA host side.
+`env.py cuda-headers` prints CMake's options that name the headers of the CUDA host side, `env.py
+headers` those that name all headers.
 
 Run it with the environment's own Python. pyproject.toml is the only place that names requirements;
 a GROUP is `build`, `runtime` or one of its extras.
@@ -122,14 +123,21 @@ def cuda_headers() -> list[str]:
     ]
 
 
+def ffi_headers() -> list[str]:
+    """What CMake is to define, unless the environment's own jaxlib has the headers."""
+    if installed_jaxlib() == ffi_jaxlib():
+        return []
+    return [f"JCOLL_FFI_INCLUDE_DIR={headers_of(ffi_jaxlib())}"]
+
+
 def build_options() -> list[str]:
     """pip's arguments for a build in this environment."""
     options = ["--no-build-isolation", "--no-deps"]
     if os.environ.get("CI"):
         options += ["-C", "cmake.define.JCOLL_WERROR=ON"]
-    if installed_jaxlib() == ffi_jaxlib():
-        return options
-    return [*options, "-C", f"cmake.define.JCOLL_FFI_INCLUDE_DIR={headers_of(ffi_jaxlib())}"]
+    for definition in ffi_headers():
+        options += ["-C", f"cmake.define.{definition}"]
+    return options
 
 
 def main(argv: list[str]) -> None:
@@ -145,6 +153,8 @@ def main(argv: list[str]) -> None:
             pip("wheel", *build_options(), "-w", folder, ".", doing=f"building a wheel: {folder}/")
         case ["cuda-headers"]:
             print(*cuda_headers(), sep="\n")
+        case ["headers"]:
+            print(*(f"-D{definition}" for definition in ffi_headers()), *cuda_headers(), sep="\n")
         case _:
             sys.exit(__doc__)
 
