@@ -17,7 +17,7 @@ from gpt.operators import ONE_DEVICE, Operators
 VOCABULARY = 256
 BALANCE = 1e-2  # What the load balancing loss counts in the loss.
 
-# How the mesh splits parameters; those that are not named, every device has whole.
+# How the mesh splits parameters, of a layer or others; what is not named, every device has whole.
 SPECS = {
     "embedding": P("tensor", None),
     "qkv": P(None, "tensor"),
@@ -46,44 +46,45 @@ def init(key: jax.Array, shape: Shape) -> dict:
     """Random parameters, float32. As in GPT-2, what adds to x is smaller by 1 / sqrt(2 layers), so
     that x keeps its size; a small head makes all bytes equally likely at first: loss log(256).
 
+    Layers are alike, and their parameters stacked: the first dimension of each is that of layers.
     The columns of qkv count heads, then q, k, v, then the H-th part of the width: split over
     tensor ranks they are whole heads.
     """
     width = shape.width
-    keys = iter(jax.random.split(key, 3 + 5 * shape.layers))
+    keys = iter(jax.random.split(key, 8))
     out_scale = (2 * shape.layers) ** -0.5
 
     def normal(scale, *sizes):
         return scale * jax.random.normal(next(keys), sizes)
 
+    def stack(scale, *sizes):
+        return normal(scale, shape.layers, *sizes)
+
     def mlp():
         return {
-            "mlp_in": normal(width**-0.5, width, 4 * width),
-            "mlp_bias": jnp.zeros(4 * width),
-            "mlp_out": normal(out_scale * (4 * width) ** -0.5, 4 * width, width),
+            "mlp_in": stack(width**-0.5, width, 4 * width),
+            "mlp_bias": jnp.zeros((shape.layers, 4 * width)),
+            "mlp_out": stack(out_scale * (4 * width) ** -0.5, 4 * width, width),
         }
 
     def experts():
         inner = 4 * width // shape.top_k
         return {
-            "router": normal(width**-0.5, width, shape.experts),
-            "expert_in": normal(width**-0.5, shape.experts, width, inner),
-            "expert_out": normal(out_scale * inner**-0.5, shape.experts, inner, width),
-        }
-
-    def layer():
-        return {
-            "attention_norm": jnp.ones(width),
-            "qkv": normal(width**-0.5, width, 3 * width),
-            "attention_out": normal(out_scale * width**-0.5, width, width),
-            "mlp_norm": jnp.ones(width),
-            **(experts() if shape.experts else mlp()),
+            "router": stack(width**-0.5, width, shape.experts),
+            "expert_in": stack(width**-0.5, shape.experts, width, inner),
+            "expert_out": stack(out_scale * inner**-0.5, shape.experts, inner, width),
         }
 
     return {
         "embedding": normal(1.0, VOCABULARY, width),
         "position": normal(0.1, shape.seq, width),
-        "layers": [layer() for _ in range(shape.layers)],
+        "layers": {
+            "attention_norm": jnp.ones((shape.layers, width)),
+            "qkv": stack(width**-0.5, width, 3 * width),
+            "attention_out": stack(out_scale * width**-0.5, width, width),
+            "mlp_norm": jnp.ones((shape.layers, width)),
+            **(experts() if shape.experts else mlp()),
+        },
         "final_norm": jnp.ones(width),
         "head": normal(0.02, width, VOCABULARY),
     }
@@ -102,16 +103,14 @@ def losses(params, tokens, shape: Shape, operators: Operators = ONE_DEVICE, wrap
 def logits_of(params, tokens, shape: Shape, operators: Operators = ONE_DEVICE, wrap=lambda f: f):
     """[B, T] bytes -> ([B, T, 256] logits of the byte after each, load balancing losses).
 
-    wrap(block) is called for each layer instead of block(layer, x) -> (x, balance).
+    wrap(block) is called for each layer instead of block(layer, x) -> (x, balance), in a scan.
     """
     block = wrap(functools.partial(apply_block, shape=shape, operators=operators))
     x = operators.embed(tokens, params["embedding"])
     x = x + params["position"][operators.positions(tokens.shape[-1])]
-    balance = jnp.float32(0)
-    for layer in params["layers"]:
-        x, its_balance = block(layer, x)
-        balance = balance + its_balance
-    return operators.columns(norm(x, params["final_norm"]), params["head"]), balance
+    x, balances = jax.lax.scan(lambda x, layer: block(layer, x), x, params["layers"])
+    logits = operators.columns(norm(x, params["final_norm"]), params["head"])
+    return logits, jnp.sum(balances)
 
 
 def apply_block(layer: dict, x: jax.Array, shape: Shape, operators: Operators) -> tuple:

@@ -42,7 +42,8 @@ class Replicated(Rank):
         variables = self.variables(params)
 
         def loss(variables, tokens):
-            cross_entropy, balance = self.losses(self.computable(variables, params), tokens)
+            values = self.computable(variables, params)
+            cross_entropy, balance = self.losses(values, tokens, self.layer_in_training)
             return (cross_entropy + model.BALANCE * balance) / self.num_shares, cross_entropy
 
         differentiate = jax.value_and_grad(loss, has_aux=True)
@@ -57,9 +58,15 @@ class Replicated(Rank):
 
     def evaluate(self, params, tokens):
         """The mean cross entropy of all."""
-        return self.mean(self.losses(self.for_inference(params), tokens)[0])
+        values = self.for_inference(params)
+        return self.mean(self.losses(values, tokens, self.layer_in_inference)[0])
 
-    # The stages differ in the five functions from here on.
+    def losses(self, values, tokens, wrap: Callable):
+        """Of this device's tokens."""
+        parts = operators.on_mesh(self.args)
+        return model.losses(values, tokens, shape_of(self.args), parts, wrap)
+
+    # The stages differ in the functions from here to `updated`.
 
     def variables(self, params):
         """What to differentiate by."""
@@ -67,12 +74,30 @@ class Replicated(Rank):
 
     def computable(self, variables, params):
         """What to compute with; its gradients become those of `variables`."""
+        del params
         values = cast(variables, self.args.dtype)
-        return by_layer(self.mark, values, self.layouts.params) if self.marks_layers else values
+        if not self.marks_layers:
+            return values
+        rest, layout = without_layers(values), without_layers(self.layouts.params)
+        return {**self.mark(rest, layout), "layers": values["layers"]}
+
+    def layer_in_training(self, block):
+        """block(layer, x) with `layer` as `computable` has it."""
+        if not self.marks_layers:
+            return block
+
+        def marked(layer, x):
+            return block(self.mark(layer, self.layouts.params["layers"]), x)
+
+        return jax.checkpoint(marked, policy=zero.keep_arithmetic, prevent_cse=False)
 
     def for_inference(self, params):
         """What to compute with if no gradients are taken."""
         return cast(params, self.args.dtype)
+
+    def layer_in_inference(self, block):
+        """block(layer, x) with `layer` as `for_inference` has it."""
+        return block
 
     def reduced(self, grads):
         """The gradients of the loss of all."""
@@ -87,11 +112,6 @@ class Replicated(Rank):
             grads, _ = layers.clip_by_global_norm(grads, self.args.clip, specs)
         updates, opt_state = self.optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state
-
-    def losses(self, values, tokens, wrap=lambda block: block):
-        """Of this device's tokens."""
-        parts = operators.on_mesh(self.args)
-        return model.losses(values, tokens, shape_of(self.args), parts, wrap)
 
     @property
     def marks_layers(self) -> bool:
@@ -173,10 +193,18 @@ class ShardedGradients(Sharded):
         return vary(shards, self.layouts.shards, self.other_axes)
 
     def computable(self, variables, params):
-        options = self.gradient_options
-        redirect = functools.partial(zero.redirect_gradients, axis_name=AXIS, **options)
-        values = cast(vary(params, self.layouts.params, self.other_axes), self.args.dtype)
-        return by_layer(redirect, values, variables, self.layouts.shards)
+        values = cast(vary(params, self.layouts.params, self.sum_axes), self.args.dtype)
+        layout = without_layers(self.layouts.shards)
+        rest = self.redirect(without_layers(values), without_layers(variables), layout)
+        return {**rest, "layers": (values["layers"], variables["layers"])}
+
+    def layer_in_training(self, block):
+        layout = self.layouts.shards["layers"]
+        return lambda layer, x: block(self.redirect(*layer, layout), x)
+
+    def redirect(self, values, shards, layout):
+        """`values`, whose gradients are scattered to those of `shards`."""
+        return zero.redirect_gradients(values, shards, layout, AXIS, **self.gradient_options)
 
     def reduced(self, grads):
         return self.summed_over_other_axes(grads)
@@ -195,14 +223,15 @@ class ShardedParameters(ShardedGradients):
         return self.for_inference(variables)
 
     def for_inference(self, params):
-        shards, layout = ({**tree, "layers": []} for tree in (params, self.layouts.shards))
-        rest = zero.gather(shards, layout, **self.gather_options)
+        layout = without_layers(self.layouts.shards)
+        rest = zero.gather(without_layers(params), layout, **self.gather_options)
         return {**rest, "layers": params["layers"]}
 
-    def losses(self, values, tokens, wrap=None):
-        layout = self.layouts.shards["layers"][0]  # All are alike.
-        wrap = functools.partial(zero.regathered, layout=layout, **self.gather_options)
-        return super().losses(values, tokens, wrap)
+    def layer_in_training(self, block):
+        layout = self.layouts.shards["layers"]
+        return zero.regathered(block, layout, prevent_cse=False, **self.gather_options)
+
+    layer_in_inference = layer_in_training
 
     @property
     def gather_options(self) -> dict:
@@ -229,10 +258,9 @@ def by_axes(fn: Callable, tree, layout, axes_of: Callable):
     return jax.tree.unflatten(treedef, leaves)
 
 
-def by_layer(fn: Callable, *trees):
-    """fn of the trees' parts for each layer, and of their rest."""
-    rest = fn(*({**tree, "layers": []} for tree in trees))
-    return {**rest, "layers": list(map(fn, *(tree["layers"] for tree in trees)))}
+def without_layers(tree):
+    """What a model has beside its stack of layers."""
+    return {**tree, "layers": {}}
 
 
 def cast(tree, dtype: str):

@@ -36,7 +36,13 @@ class Layouts(NamedTuple):
 def make_layouts(args, mesh, optimizer: optax.GradientTransformation) -> Layouts:
     """From --zero and the axes of the mesh, without making the parameters."""
     params = jax.eval_shape(initializer(args))
-    make = functools.partial(zero.layouts, params, mesh.shape[AXIS], specs=specs(params, mesh))
+
+    def make(split):
+        plan = functools.partial(zero.layouts, num_ranks=mesh.shape[AXIS], split=split)
+        rest, stack = {**params, "layers": {}}, params["layers"]
+        layers = plan(stack, specs=specs(stack, mesh, keep_dims=1), keep_dims=1)
+        return {**plan(rest, specs=specs(rest, mesh)), "layers": layers}
+
     shards = make(split=args.zero > 0)
     opt_state = jax.eval_shape(optimizer.init, zero.shapes(shards))
     return Layouts(
@@ -46,12 +52,13 @@ def make_layouts(args, mesh, optimizer: optax.GradientTransformation) -> Layouts
     )
 
 
-def specs(params: dict, mesh) -> dict:
-    """model.SPECS without the axes that this mesh has not."""
+def specs(params: dict, mesh, keep_dims: int = 0) -> dict:
+    """model.SPECS after `keep_dims` others, without the axes that this mesh has not."""
 
     def spec(path, _):
         parts = model.SPECS.get(path[-1].key, ())
-        return P(*(axis if axis in mesh.shape else None for axis in parts))
+        present = [axis if axis in mesh.shape else None for axis in parts]
+        return P(*(None,) * keep_dims, *present)
 
     return jax.tree_util.tree_map_with_path(spec, params)
 
