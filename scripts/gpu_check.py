@@ -105,12 +105,12 @@ def python_options() -> tuple[list[str], str | None]:
     return ["-DJCOLL_PYTHON=ON", f"-Dpybind11_DIR={pybind11.get_cmake_dir()}", *headers], None
 
 
-def build(folder: Path, options: list[str]) -> list[Step]:
+def build(folder: Path, arch: str, options: list[str]) -> list[Step]:
     cmake = shutil.which("cmake", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     if cmake is None:
         return [Step("build", "FAILED", 0.0, "no cmake on PATH")]
     configure = [cmake, "-S", str(ROOT), "-B", str(folder), "-DJCOLL_TESTS=ON", "-DJCOLL_CUDA=ON"]
-    configure += [f"-DPython_EXECUTABLE={sys.executable}", *options]
+    configure += [f"-DPython_EXECUTABLE={sys.executable}", f"-DJCOLL_CUDA_ARCH={arch}", *options]
     targets = ["gpu_check", *(["_native", "_cuda"] if options else [])]
     compile_ = [cmake, "--build", str(folder), "-j", str(os.cpu_count()), "--target", *targets]
     first, _ = run("configure", configure, BUILD_TIMEOUT_S)
@@ -175,7 +175,8 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     print(f"GPU: {found}")
     options, missing = python_options()
-    steps, rows = build(args.build, options), []
+    capability = found.split(", ")[1]
+    steps, rows = build(args.build, capability.replace(".", "") + "-real", options), []
     if not any(step.why for step in steps):
         tests = args.build / "tests" / "cuda"
         steps += [run(name, [str(tests / f"gpu_{name}_test")], RUN_TIMEOUT_S)[0] for name in TESTS]

@@ -40,7 +40,7 @@ def test_speeds(capsys):
 def test_failed_step_fails_the_check(monkeypatch, tmp_path, capsys, code, verdict):
     """The programs are replaced by ones that end with `code`."""
     monkeypatch.setattr(gpu_check, "gpu", lambda: "H200, 9.0, 580")
-    monkeypatch.setattr(gpu_check, "build", lambda folder, options: [])
+    monkeypatch.setattr(gpu_check, "build", lambda folder, arch, options: [])
     monkeypatch.setattr(gpu_check, "python_options", lambda: ([], "no pybind11"))
     monkeypatch.setattr(gpu_check.shutil, "which", lambda name: None)
     tests = tmp_path / "tests" / "cuda"
