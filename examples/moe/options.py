@@ -2,9 +2,10 @@
 
 import argparse
 import math
-import sys
 
-from gpt.options import set_cpu_device_count
+from gpt.mesh_options import mesh_text as mesh_text
+from gpt.mesh_options import round_up
+from gpt.options import start_cpu_devices as start_cpu_devices
 
 AXES: tuple[str, ...] = ("data", "expert")
 EPILOG = """\
@@ -29,7 +30,7 @@ def parse(argv=None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     if args.width % args.heads:
         parser.error(
             f"--width {args.width} does not split into --heads {args.heads} equal heads. "
-            f"Try --width {_round_up(args.width, args.heads)}."
+            f"Try --width {round_up(args.width, args.heads)}."
         )
     if args.top_k > args.experts:
         _fail(parser, "top_k", args.top_k, f"at most --experts {args.experts}")
@@ -50,24 +51,14 @@ def check_mesh(parser, args, num_devices: int) -> None:
     if args.batch % num_devices:
         parser.error(
             f"--batch {args.batch} does not split over {num_devices} devices; each device takes "
-            f"the same number of sequences. Try --batch {_round_up(args.batch, num_devices)}."
+            f"the same number of sequences. Try --batch {round_up(args.batch, num_devices)}."
         )
     ranks = args.mesh["expert"]
     if args.experts % ranks:
         parser.error(
             f"--experts {args.experts} do not split over expert={ranks} devices. "
-            f"Try --experts {_round_up(args.experts, ranks)}."
+            f"Try --experts {round_up(args.experts, ranks)}."
         )
-
-
-def start_cpu_devices(count: int) -> None:
-    """`count` virtual devices; under `python -m jcoll launch` jax has started with its own."""
-    if "jax" not in sys.modules:
-        set_cpu_device_count(count)
-
-
-def mesh_text(mesh: dict[str, int]) -> str:
-    return ",".join(f"{name}={size}" for name, size in mesh.items())
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -128,7 +119,3 @@ def _add_int(group, flag: str, default: int, help_text: str) -> None:
 def _fail(parser, name, value, need):
     flag = f"--{name.replace('_', '-')}"
     parser.error(f"{flag} {value} is not possible; it must be {need}.")
-
-
-def _round_up(value, multiple):
-    return -(-value // multiple) * multiple
