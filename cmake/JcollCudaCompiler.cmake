@@ -25,12 +25,12 @@ function(jcoll_find_gpus out)
   set(${out} "${found}" PARENT_SCOPE)
 endfunction()
 
-# Sets `out` to an nvcc that is not on PATH, or to nothing: CUDA_HOME's, or that of NVIDIA's wheels.
+# Sets `out` to CUDA_HOME's nvcc, or PATH's, or that of NVIDIA's wheels; or to nothing.
 function(jcoll_find_nvcc out)
   execute_process(COMMAND ${Python_EXECUTABLE} -c "import sysconfig; print(sysconfig.get_path('purelib'))"
     OUTPUT_VARIABLE site_packages OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
   file(GLOB of_wheels "${site_packages}/nvidia/cu*/bin")
-  find_program(jcoll_nvcc nvcc HINTS $ENV{CUDA_HOME}/bin ${of_wheels} /usr/local/cuda/bin NO_CACHE)
+  find_program(jcoll_nvcc nvcc HINTS $ENV{CUDA_HOME}/bin PATHS ${of_wheels} /usr/local/cuda/bin NO_CACHE)
   set(${out} "${jcoll_nvcc}" PARENT_SCOPE)
 endfunction()
 
