@@ -66,6 +66,7 @@ def _plot_sites(axes, sites, num_steps):
     calls = [f"{site['calls'] / num_steps:.0f} calls" for site in sites]
     axes.bar_label(bars, calls, padding=3, fontsize=8)
     axes.set_yticks(np.arange(len(sites)), names, fontsize=8)
+    axes.set_axisbelow(True)
     axes.invert_yaxis()
     axes.margins(x=0.1)
 
