@@ -7,10 +7,15 @@ namespace {
 
 using namespace world;
 using elements::Random;
+using jcoll::gpu::RaggedRows;
 
-constexpr Kernel kReductions[] = {Kernel::kAllReduceOneShot, Kernel::kAllReduceOneShotLL,
-                                  Kernel::kAllReduceTwoShot, Kernel::kAllReduceMultimemTwoShot,
-                                  Kernel::kReduceScatter};
+// LL twice, so that its counters wrap around in time.
+constexpr Kernel kKernels[] = {Kernel::kAllReduceOneShot,   Kernel::kAllReduceOneShotLL,
+                               Kernel::kAllReduceOneShotLL, Kernel::kAllReduceTwoShot,
+                               Kernel::kReduceScatter,      Kernel::kAllReduceMultimemOneShot,
+                               Kernel::kAllGather,          Kernel::kAllReduceMultimemTwoShot,
+                               Kernel::kAllToAll,           Kernel::kRaggedAllToAll,
+                               Kernel::kBroadcast};
 constexpr int64_t kMaxCount = 520;
 
 // The value of element i of rank r's input in round `round`.
@@ -25,14 +30,13 @@ class Program {
   Program(World* world, uint32_t seed)
       : world_(world),
         input_(world->num_ranks(), world->num_ranks() * kMaxCount * 4),
-        output_(world->num_ranks(), kMaxCount * 4),
+        output_(world->num_ranks(), world->num_ranks() * kMaxCount * 4),
         multicast_input_(input_.MakeMulticast()),
         multicast_output_(output_.MakeMulticast()),
         random_(seed) {}
 
   void Enqueue(int round) {
-    EnqueueCall(kReductions[random_() % std::size(kReductions)], random_() % (kMaxCount + 1),
-                round);
+    EnqueueCall(kKernels[random_() % std::size(kKernels)], random_() % (kMaxCount + 1), round);
   }
 
   void EnqueueCall(Kernel kernel, int64_t count, int round) {
@@ -41,11 +45,13 @@ class Program {
     call.dtype = DType::kS32;
     call.reduce_op = ReduceOp::kSum;
     call.count = count;
+    call.root = static_cast<int32_t>(random_() % world_->num_ranks());
     call.num_blocks = 1 + random_() % 3;
     for (int r = 0; r < world_->num_ranks(); ++r) {
       Call own = world_->ForRank(call, r, &input_, &output_);
       own.peers.multicast_input = multicast_input_->address();
       own.peers.multicast_output = multicast_output_->address();
+      if (call.kernel == Kernel::kRaggedAllToAll) own.rows = EvenRows(r, count);
       OnRank(r, [=] { WriteInput(call, r, round); });
       world_->Launch(own);
       OnRank(r, [=] { CheckOutput(call, r, round); });
@@ -60,22 +66,52 @@ class Program {
     });
   }
 
+  // As all_to_all: rank r's row i for rank p.
+  RaggedRows EvenRows(int rank, int64_t count) {
+    const int n = world_->num_ranks();
+    auto& arrays = rows_.emplace_back(3 * n, count);  // Offsets, sizes, offsets.
+    for (int p = 0; p < n; ++p) arrays[p] = p * count, arrays[2 * n + p] = rank * count;
+    RaggedRows rows;
+    rows.input_offsets = arrays.data();
+    rows.send_sizes = arrays.data() + n;
+    rows.output_offsets = arrays.data() + 2 * n;
+    rows.is_int64 = true;
+    rows.row_nbytes = 4;
+    rows.input_rows = rows.output_rows = n * count;
+    return rows;
+  }
+
+  static bool IsAllToAll(Kernel kernel) {
+    return kernel == Kernel::kAllToAll || kernel == Kernel::kRaggedAllToAll;
+  }
+
   void WriteInput(const Call& call, int rank, int round) {
-    const bool scatters = call.kernel == Kernel::kReduceScatter;
-    const int64_t count = call.count * (scatters ? world_->num_ranks() : 1);
+    const bool per_rank = call.kernel == Kernel::kReduceScatter || IsAllToAll(call.kernel);
+    const int64_t count = call.count * (per_rank ? world_->num_ranks() : 1);
     auto* input = reinterpret_cast<int32_t*>(input_[rank]);
     for (int64_t i = 0; i < count; ++i) input[i] = Value(round, rank, i);
   }
 
+  int32_t Expected(const Call& call, int rank, int round, int64_t i) const {
+    if (call.kernel == Kernel::kBroadcast) return Value(round, call.root, i);
+    const auto source = static_cast<int>(i / call.count);
+    if (call.kernel == Kernel::kAllGather) return Value(round, source, i % call.count);
+    const int64_t own = rank * call.count;
+    if (IsAllToAll(call.kernel)) return Value(round, source, own + i % call.count);
+    uint32_t sum = 0;
+    for (int p = 0; p < world_->num_ranks(); ++p) {
+      const int64_t at = call.kernel == Kernel::kReduceScatter ? own + i : i;
+      sum += static_cast<uint32_t>(Value(round, p, at));
+    }
+    return static_cast<int32_t>(sum);
+  }
+
   void CheckOutput(const Call& call, int rank, int round) {
-    const int64_t first = call.kernel == Kernel::kReduceScatter ? rank * call.count : 0;
+    const bool per_rank = call.kernel == Kernel::kAllGather || IsAllToAll(call.kernel);
+    const int64_t count = call.count * (per_rank ? world_->num_ranks() : 1);
     const auto* output = reinterpret_cast<const int32_t*>(output_[rank]);
-    for (int64_t i = 0; i < call.count; ++i) {
-      uint32_t sum = 0;
-      for (int p = 0; p < world_->num_ranks(); ++p) {
-        sum += static_cast<uint32_t>(Value(round, p, first + i));
-      }
-      if (output[i] == static_cast<int32_t>(sum)) continue;
+    for (int64_t i = 0; i < count; ++i) {
+      if (output[i] == Expected(call, rank, round, i)) continue;
       EXPECT_EQ(std::string(Name(call.kernel)) + " in round " + std::to_string(round), "right");
       return;
     }
@@ -84,6 +120,7 @@ class Program {
   World* world_;
   Buffers input_, output_;
   std::unique_ptr<Multicast> multicast_input_, multicast_output_;
+  std::deque<std::vector<int64_t>> rows_;  // Of ragged_all_to_all, as long as calls may read them.
   Random random_;
 };
 
@@ -141,6 +178,37 @@ TEST(EmptyMessagesByLines) {
     for (int round = 0; round < 200; ++round) {
       const int64_t count = round % 2 == 0 ? kMaxCount : 0;
       program.EnqueueCall(Kernel::kAllReduceOneShotLL, count, round);
+    }
+    world.Synchronize();
+    world.ExpectNoErrors();
+  }
+  jcoll::emulator::SetOptions({});
+}
+
+// What ranks wrote before a barrier, others read after it, and may overwrite after the next.
+TEST(BarrierOrdersPrograms) {
+  jcoll::emulator::Options options;
+  options.delay_seed = 5;
+  jcoll::emulator::SetOptions(options);
+  {
+    World world(3);
+    int cells[3] = {};
+    const auto on_rank = [&world](int r, std::function<void()> body) {
+      world.stream(r).Enqueue(1, [body = std::move(body)] {
+        if (threadIdx.x == 0) body();
+      });
+    };
+    for (int round = 1; round <= 40; ++round) {
+      for (int r = 0; r < 3; ++r) {
+        const Call call = world.ForRank({}, r, nullptr, nullptr);
+        on_rank(r, [&cells, r, round] { cells[r] = round; });
+        world.Launch(call);
+        on_rank(r, [&cells, round] {
+          const bool right = cells[0] == round && cells[1] == round && cells[2] == round;
+          if (!right) EXPECT_EQ("barrier in round " + std::to_string(round), "right");
+        });
+        world.Launch(call);
+      }
     }
     world.Synchronize();
     world.ExpectNoErrors();
