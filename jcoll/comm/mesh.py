@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import numbers
 import operator
@@ -21,6 +22,8 @@ from jcoll.config import config
 AxisName = Hashable | Sequence[Hashable]
 
 _JCOLL_DIR = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+# contextlib: what jax decorates by it (jax.checkpoint) has frames of it between jax's own.
+_NOT_USERS = (_JCOLL_DIR, _compat.JAX_DIR, contextlib.__file__, "<")
 
 
 @dataclass(frozen=True)
@@ -223,7 +226,7 @@ def user_call_site() -> str:
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith((_JCOLL_DIR, _compat.JAX_DIR)) and not name.startswith("<"):
+        if not name.startswith(_NOT_USERS):
             return site_text(name, frame.f_lineno)
         frame = frame.f_back
     return ""
