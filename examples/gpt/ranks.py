@@ -69,8 +69,10 @@ class Replicated(Rank):
     # The stages differ in the functions from here to `updated`.
 
     def variables(self, params):
-        """What to differentiate by."""
-        return params if self.marks_layers else vary(params, self.layouts.params, self.sum_axes)
+        """What to differentiate by: of the type in which gradients are to travel."""
+        if self.marks_layers:
+            return params
+        return vary(cast(params, self.args.dtype), self.layouts.params, self.sum_axes)
 
     def computable(self, variables, params):
         """What to compute with; its gradients become those of `variables`."""
