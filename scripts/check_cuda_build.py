@@ -104,7 +104,7 @@ def problems(instances: Iterable[Instance]) -> Iterator[str]:
             continue
         if i.stack:
             yield f"{where}: {i.stack} bytes of stack: registers spill, or an array is in memory"
-        if int(re.sub(r"\D", "", i.arch)) < NEEDS_ARCH.get(i.kernel, 0):
+        if _number(i.arch) < NEEDS_ARCH.get(i.kernel, 0):
             continue
         for pattern in ACCESSES[i.kernel]:
             if not any(re.match(pattern, access) for access in i.accesses):
@@ -115,15 +115,22 @@ def problems(instances: Iterable[Instance]) -> Iterator[str]:
 
 
 def table(instances: Iterable[Instance]) -> Iterator[str]:
-    """Markdown: for each kernel and architecture the most that any instance uses."""
-    groups: dict[tuple[str, str], list[Instance]] = {}
+    """Markdown: the most that any instance of a kernel uses, its registers by architecture."""
+    kernels: dict[str, list[Instance]] = {}
     for i in instances:
-        groups.setdefault((i.kernel, i.arch), []).append(i)
-    yield "| kernel | arch | instances | registers | shared bytes | stack bytes |"
-    yield "|---|---|---:|---:|---:|---:|"
-    for (kernel, arch), group in sorted(groups.items()):
-        most = [max(getattr(i, name) for i in group) for name in ("registers", "shared", "stack")]
-        yield f"| {kernel} | {arch} | {len(group)} | {most[0]} | {most[1]} | {most[2]} |"
+        kernels.setdefault(i.kernel, []).append(i)
+    archs = sorted({i.arch for group in kernels.values() for i in group}, key=_number)
+    yield f"| kernel | instances | {' | '.join(archs)} | shared bytes | stack bytes |"
+    yield "|---|" + "---:|" * (len(archs) + 3)
+    for kernel, group in sorted(kernels.items()):
+        registers = [max((i.registers for i in group if i.arch == a), default=0) for a in archs]
+        shared, stack = max(i.shared for i in group), max(i.stack for i in group)
+        symbols = {i.symbol for i in group}
+        yield f"| {kernel} | {len(symbols)} | {' | '.join(map(str, registers))} | {shared} | {stack} |"
+
+
+def _number(arch: str) -> int:
+    return int(re.sub(r"\D", "", arch))
 
 
 def tool(name: str) -> str | None:

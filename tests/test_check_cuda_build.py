@@ -88,9 +88,10 @@ def test_reads_what_each_kernel_uses(instances):
 
 
 def test_table_has_the_most_of_all_instances(instances):
-    rows = list(check.table([*instances.values(), check.Instance(SYMBOL, "sm_80", registers=99)]))
-    assert "| Broadcast | sm_80 | 2 | 99 | 0 | 0 |" in rows
-    assert "| Broadcast | sm_100 | 1 | 78 | 8 | 16 |" in rows
+    rows = list(check.table([*instances.values(), check.Instance("8BarrierE", "sm_80", 99)]))
+    assert rows[0] == "| kernel | instances | sm_80 | sm_100 | shared bytes | stack bytes |"
+    assert "| Broadcast | 1 | 64 | 78 | 8 | 16 |" in rows
+    assert "| Barrier | 1 | 99 | 0 | 0 | 0 |" in rows
 
 
 def test_finds_stacks_and_narrow_accesses(instances):
