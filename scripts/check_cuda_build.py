@@ -125,8 +125,8 @@ def table(instances: Iterable[Instance]) -> Iterator[str]:
     for kernel, group in sorted(kernels.items()):
         registers = [max((i.registers for i in group if i.arch == a), default=0) for a in archs]
         shared, stack = max(i.shared for i in group), max(i.stack for i in group)
-        symbols = {i.symbol for i in group}
-        yield f"| {kernel} | {len(symbols)} | {' | '.join(map(str, registers))} | {shared} | {stack} |"
+        numbers = [len({i.symbol for i in group}), *registers, shared, stack]
+        yield f"| {kernel} | {' | '.join(map(str, numbers))} |"
 
 
 def _number(arch: str) -> int:
