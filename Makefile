@@ -16,7 +16,7 @@ py := $(bin)/python
 native_sources := $(shell find csrc cmake) CMakeLists.txt pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test native-test sanitize model-check cuda-check gpu-check lint lint-python lint-types lint-native format wheel bench build clean
+.PHONY: help demo test native-test sanitize model-check mutants cuda-check gpu-check lint lint-python lint-types lint-native format wheel bench build clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -42,6 +42,9 @@ sanitize: $(VENV)/.deps-build $(VENV)/.deps-runtime ## Run the native tests unde
 
 model-check: ## Check the models of the CUDA protocols (needs Debian's spin)
 	$(or $(PYTHON),python3) scripts/model_check.py --jobs $(JOBS)
+
+mutants: $(VENV)/.deps-build $(VENV)/.deps-runtime ## Seed bugs in the CUDA kernels' protocols; the emulator has to find each
+	PATH="$(abspath $(bin)):$$PATH" $(py) tests/cuda/mutate.py --jobs $(JOBS)
 
 cuda-check: $(VENV)/.deps-build $(VENV)/.deps-runtime $(VENV)/.deps-cuda-tools ## Compile jcoll._cuda for all GPUs, check the machine code (needs nvcc)
 	$(call configure,build/cuda,-DJCOLL_PYTHON=ON -DJCOLL_CUDA=ON $(pybind11) -DJCOLL_CUDA_ARCH="$(cuda_archs)")

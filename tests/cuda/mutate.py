@@ -1,0 +1,253 @@
+"""Seeds bugs in the kernels' protocols, and expects the tests in the emulator to find each of them.
+
+    python tests/cuda/mutate.py [NAME...] [--jobs N] [--keep FOLDER]
+
+`make mutants` is it. NAME: only the bugs whose name contains it. Needs cmake, ninja, a C++ compiler
+and, for the plans, numpy.
+
+All bugs are compiled into one copy of the sources, each behind `if (Seeded(number))`; the
+environment of a run chooses one. So there are two builds, without a sanitizer and with
+ThreadSanitizer, and not one for each bug; and a bug whose place in the sources is gone, or that no
+longer compiles, fails at once. Run number 0 has no bug and must pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from seeded_bugs import BUGS, HANG, PASSED, POISON, RACE, STATE, TIMEOUT, VALUES, Bug, Place, Test
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+KERNELS = Path("cuda/kernels")
+
+# What a line that the tests print says; the first that fits.
+SYMPTOMS = {
+    RACE: "ThreadSanitizer: data race",
+    TIMEOUT: "expected error.state == 0u",
+    VALUES: '"right"',
+    POISON: "IsPoisoned",
+    STATE: ": expected ",
+}
+
+# The tests' time-outs, which only a bug can reach, are shortened in the copy.
+SHORTENED = {
+    "tests/cuda/world.h": ("timeout_ns_ = 60'000'000'000", "timeout_ns_ = 3'000'000'000"),
+    "tests/cuda/faults_test.cc": ("(600'000'000'000)", "(3'000'000'000)"),
+}
+
+SEEDED_H = """#include <cstdlib>
+inline const int seeded_bug = std::atoi(std::getenv("JCOLL_SEEDED_BUG"));
+inline bool Seeded(int number) { return number == seeded_bug; }
+"""
+
+
+class PatchError(Exception):
+    """A place that the table names is not in the sources as the table has it."""
+
+
+def find_once(text: str, wanted: str, file: str) -> int:
+    if text.count(wanted) != 1:
+        raise PatchError(f"{file}: {text.count(wanted)} places with {wanted!r}, not 1")
+    return text.index(wanted)
+
+
+def replace_once(text: str, old: str, new: str, file: str) -> str:
+    at = find_once(text, old, file)
+    return text[:at] + new + text[at + len(old) :]
+
+
+def guarded(place: Place, bugs: dict[int, Bug]) -> str:
+    """The place's text, or that of one of its bugs."""
+    text = place.text
+    for number, bug in bugs.items():
+        if place.is_statement:
+            text = f"if (Seeded({number})) {{ {bug.text} }} else {{ {text} }}"
+        else:
+            text = f"(Seeded({number}) ? ({bug.text}) : ({text}))"
+    return text
+
+
+def seed(text: str, bugs: dict[int, Bug], file: str) -> str:
+    """The file's text with all its bugs, by their numbers."""
+    places: dict[Place, dict[int, Bug]] = {}
+    for number, bug in bugs.items():
+        places.setdefault(bug.place, {})[number] = bug
+    edits = []
+    for place, alternatives in places.items():
+        begin = find_once(text, place.context + place.text, file) + len(place.context)
+        edits.append((begin, begin + len(place.text), guarded(place, alternatives)))
+    behind = len(text) + 1
+    for begin, end, new in sorted(edits, reverse=True):
+        if end > behind:
+            raise PatchError(f"{file}: two bugs' places overlap at {text[begin:end]!r}")
+        text = text[:begin] + new + text[end:]
+        behind = begin
+    return text
+
+
+def seeded_files() -> dict[Path, str]:
+    files: dict[str, dict[int, Bug]] = {}
+    for number, bug in enumerate(BUGS, start=1):
+        files.setdefault(bug.place.file, {})[number] = bug
+    return {
+        KERNELS / file: seed((ROOT / KERNELS / file).read_text(), bugs, file)
+        for file, bugs in files.items()
+    }
+
+
+def summing_only(reduce_cuh: str) -> str:
+    """The tests that run here sum int32 and float: all else would be compiled in vain."""
+    types = r"    case DType::k(?!S32|U32|F32)\w+:[^\n]*\n(?:      return [^\n]*\n)?"
+    operations = r"    case ReduceOp::k(?!Sum|Mean)\w+:[^\n]*\n(?:      return With[^\n]*\n)?"
+    return re.sub(f"{types}|{operations}", "", reduce_cuh)
+
+
+def changed_files() -> dict[Path, str]:
+    files = seeded_files()
+    files[Path("seeded.h")] = SEEDED_H
+    for name, (old, new) in SHORTENED.items():
+        files[Path(name)] = replace_once((ROOT / name).read_text(), old, new, name)
+    reduce = KERNELS / "reduce.cuh"
+    files[reduce] = summing_only((ROOT / reduce).read_text())
+    return files
+
+
+def copy_sources(to: Path) -> None:
+    """Touches nothing that is there and as it should be."""
+    changed = changed_files()
+
+    def copy(source: str, target: str) -> None:
+        if Path(source).relative_to(ROOT) not in changed:
+            shutil.copy2(source, target)
+
+    to.mkdir(parents=True, exist_ok=True)
+    shutil.copy2(ROOT / "CMakeLists.txt", to)
+    for name in ("cmake", "csrc", "cuda", "jcoll", "tests"):
+        shutil.copytree(ROOT / name, to / name, copy_function=copy, dirs_exist_ok=True)
+    for path, text in changed.items():
+        if not (to / path).exists() or (to / path).read_text() != text:
+            (to / path).write_text(text)
+
+
+def build(source: Path, sanitizer: str, tests: list[Test], jobs: int) -> None:
+    folder = build_folder(source, sanitizer)
+    options = {
+        "JCOLL_TESTS": "ON",
+        "JCOLL_CUDA": "OFF",
+        "JCOLL_SANITIZE": sanitizer,
+        "CMAKE_BUILD_TYPE": "Debug",
+        "CMAKE_CXX_FLAGS": f"-include {source / 'seeded.h'}",
+        "Python_EXECUTABLE": sys.executable,
+    }
+    defines = [f"-D{name}={value}" for name, value in options.items()]
+    configure = ["cmake", "-S", source, "-B", folder, "-G", "Ninja", "--log-level=WARNING"]
+    subprocess.run([*configure, *defines], check=True, stdout=subprocess.DEVNULL)
+    targets = sorted({f"cuda_{test.program}" for test in tests if test.sanitizer == sanitizer})
+    built = subprocess.run(
+        ["cmake", "--build", folder, "-j", str(jobs), "--target", *targets],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    if built.returncode != 0:
+        sys.exit(f"{built.stdout}\nThe sources with all bugs in them do not compile.")
+
+
+def build_folder(source: Path, sanitizer: str) -> Path:
+    return source / f"build-{sanitizer or 'plain'}"
+
+
+def symptoms_in(printed: str) -> list[str]:
+    found = [
+        next((symptom for symptom, text in SYMPTOMS.items() if text in line), None)
+        for line in printed.splitlines()
+    ]
+    return [symptom for symptom in SYMPTOMS if symptom in found]
+
+
+def run(source: Path, test: Test, number: int, limit_s: float) -> list[str]:
+    """How it ended. A bug may have several symptoms."""
+    program = build_folder(source, test.sanitizer) / "tests" / "cuda" / f"cuda_{test.program}"
+    environ = {"JCOLL_SEEDED_BUG": str(number), "TSAN_OPTIONS": "halt_on_error=1"}
+    try:
+        done = subprocess.run(
+            [program, test.cases],
+            env=os.environ | environ,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+        )
+    except subprocess.TimeoutExpired:
+        return [HANG]
+    if done.returncode == 0:
+        return [PASSED]
+    return symptoms_in(done.stderr) or [f"exit status {done.returncode}: {done.stderr[-200:]}"]
+
+
+def limits_without_bugs(source: Path, tests: list[Test]) -> dict[Test, float]:
+    """Runs the tests without a bug. How long each may take with one before we call it a hang."""
+    limits = {}
+    for test in tests:
+        start = time.monotonic()
+        ended = run(source, test, 0, 300)
+        if ended != [PASSED]:
+            sys.exit(f"{test}: {' and '.join(ended)}, without a bug")
+        limits[test] = 25 + 4 * (time.monotonic() - start)
+    return limits
+
+
+def check(source: Path, chosen: dict[int, Bug], jobs: int) -> bool:
+    """Whether all are found, as the table has it. Prints a line for each."""
+    tests = list(dict.fromkeys(bug.test for bug in chosen.values()))
+    for sanitizer in dict.fromkeys(test.sanitizer for test in tests):
+        build(source, sanitizer, tests, jobs)
+    limits = limits_without_bugs(source, tests)
+    num_found = 0
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        results = {
+            number: pool.submit(run, source, bug.test, number, limits[bug.test])
+            for number, bug in chosen.items()
+        }
+        for number, bug in chosen.items():
+            ended = results[number].result()
+            found = not set(ended).isdisjoint(bug.symptoms)
+            num_found += found
+            wanted = "" if found else f"  FAILED, wants {' or '.join(bug.symptoms)}"
+            print(f"{bug.name:48} {bug.test!s:42} {' and '.join(ended)}{wanted}", flush=True)
+    print(f"{num_found} of {len(chosen)} bugs found")
+    return num_found == len(chosen)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Seed bugs in the kernels' protocols.")
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="build there, and leave it")
+    args = parser.parse_args()
+    chosen = {
+        number: bug
+        for number, bug in enumerate(BUGS, start=1)
+        if not args.names or any(name in bug.name for name in args.names)
+    }
+    if not chosen:
+        sys.exit(f"no bug's name has any of {args.names}")
+    with tempfile.TemporaryDirectory() as folder:
+        source = args.keep or Path(folder)
+        try:
+            copy_sources(source)
+        except PatchError as error:
+            sys.exit(f"{error}. Change tests/cuda/seeded_bugs.py, or what it names")
+        return 0 if check(source, chosen, args.jobs) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
