@@ -166,7 +166,8 @@ def main(argv: list[str] | None = None) -> int:
     add_accesses(dump("--dump-sass", args.library), instances)
     print("\n".join(table(instances.values())))
     found = list(problems(instances.values()))
-    print("\n".join(found), file=sys.stderr)
+    for problem in found:
+        print(problem, file=sys.stderr)
     print(f"{len(instances)} kernels, {len(found)} problems")
     return int(bool(found))
 

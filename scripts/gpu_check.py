@@ -53,14 +53,16 @@ class Speed:
     right: bool
 
 
-def run(name: str, command: list[str], timeout: float, **options: object) -> tuple[Step, str]:
+def run(
+    name: str, command: list[str], timeout: float, env: dict[str, str] | None = None
+) -> tuple[Step, str]:
     """Runs a command, prints what it says if it fails, and returns its output too."""
     print(f"{name} ...", flush=True)
     start = time.monotonic()
     try:
         done = subprocess.run(
             command, cwd=ROOT, text=True, timeout=timeout, check=False,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env,
         )  # fmt: skip
         output, why = done.stdout, f"exit {done.returncode}" if done.returncode else ""
     except subprocess.TimeoutExpired as e:
@@ -161,7 +163,7 @@ def in_jax(folder: Path, missing: str | None) -> Step:
         shutil.copy(library, site)
     environment = {**os.environ, "PYTHONPATH": str(site.parent), "JAX_PLATFORMS": "cuda"}
     script = str(ROOT / "scripts" / "gpu_check_jax.py")
-    return run("in JAX", [sys.executable, script], RUN_TIMEOUT_S, env=environment)[0]
+    return run("in JAX", [sys.executable, script], RUN_TIMEOUT_S, environment)[0]
 
 
 def main(argv: list[str] | None = None) -> int:
