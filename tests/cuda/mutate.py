@@ -42,7 +42,7 @@ SYMPTOMS = {
 # The tests' time-outs, which only a bug can reach, are shortened in the copy.
 SHORTENED = {
     "tests/cuda/world.h": ("timeout_ns_ = 60'000'000'000", "timeout_ns_ = 3'000'000'000"),
-    "tests/cuda/faults_test.cc": ("(600'000'000'000)", "(3'000'000'000)"),
+    "tests/cuda/faults_test.cc": ("(600'000'000'000)", "(1'000'000'000)"),
 }
 
 SEEDED_H = """#include <cstdlib>

@@ -62,7 +62,6 @@ STOPS_IN_PLANS = Test("plan_faults_test", "RankThatNeverLaunches")
 CALLS_TSAN = dataclasses.replace(CALLS, cases="TwoRanks", sanitizer="thread")
 BARRIERS_TSAN = Test("schedules_test", "BarrierOrders", "thread")
 PLANS_TSAN = dataclasses.replace(PLANS, cases="TwoRanks", sanitizer="thread")
-STOPS_TSAN = dataclasses.replace(STOPS, sanitizer="thread")
 
 
 def value_bug(test: Test, name: str, place: Place, text: str) -> Bug:
@@ -181,12 +180,6 @@ def end_bugs() -> list[Bug]:
             STOPS_IN_PLANS,
             (STATE,),
         ),
-        race(
-            STOPS_TSAN,
-            "two blocks write one error record",
-            Place(file, "cas_relaxed_sys(&error->state, 0, 1) != 0"),
-            "false",
-        ),
     ]
 
 
@@ -302,12 +295,6 @@ def plan_line_bugs() -> list[Bug]:
             "takes credits of a turn too early",
             credit,
             "AwaitRead(receivers[r], flag_ - 3)",
-        ),
-        counter_bug(
-            PLANS,
-            "compares credits without wrap-around",
-            Place(file, "static_cast<int32_t>(seen - flag) >= 0"),
-            "seen >= flag",
         ),
         counter_bug(
             PLANS,
