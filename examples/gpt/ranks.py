@@ -202,7 +202,12 @@ class ShardedGradients(Sharded):
 
     def layer_in_training(self, block):
         layout = self.layouts.shards["layers"]
-        return lambda layer, x: block(self.redirect(*layer, layout), x)
+
+        def redirected(layer, x):
+            values, shards = layer
+            return block(self.redirect(values, shards, layout), x)
+
+        return redirected
 
     def redirect(self, values, shards, layout):
         """`values`, whose gradients are scattered to those of `shards`."""
