@@ -16,7 +16,7 @@ py := $(bin)/python
 native_sources := $(shell find csrc cmake) CMakeLists.txt pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test native-test sanitize model-check mutants cuda-check gpu-check lint lint-python lint-types lint-native format wheel bench build clean
+.PHONY: help demo test test-slow native-test sanitize model-check mutants cuda-check gpu-check lint lint-python lint-types lint-native format wheel bench build clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -25,8 +25,11 @@ help: ## Show this list
 demo: $(VENV)/.installed $(VENV)/.deps-examples ## Train the example model through jcoll, then its lax twin
 	$(py) examples/demo.py
 
-test: $(VENV)/.deps-test $(VENV)/.deps-examples native-test ## Run the Python and the native tests
-	$(bin)/pytest tests $(PYTEST_ARGS)
+test: $(VENV)/.deps-test $(VENV)/.deps-examples native-test ## Run the native tests, and the Python ones that are not marked slow
+	$(bin)/pytest tests -m "not slow" $(PYTEST_ARGS)
+
+test-slow: $(VENV)/.deps-test $(VENV)/.deps-examples $(VENV)/.installed ## Run the Python tests that are marked slow
+	$(bin)/pytest tests -m slow $(PYTEST_ARGS)
 
 build: $(VENV)/.installed ## Build jcoll and install it, editable, into $(VENV)
 
