@@ -96,8 +96,8 @@ def python_options() -> tuple[list[str], str | None]:
         if importlib.util.find_spec(module) is None:
             return [], f"{sys.executable} has no {module}"
     import jaxlib
-    import pybind11
 
+    pybind11 = importlib.import_module("pybind11")
     include = Path(str(jaxlib.__file__)).parent / "include"
     if not (include / "xla/ffi/api/collectives_c_api.h").exists():
         return [], f"jaxlib {jaxlib.__version__} lends no communicators; 0.11.2 does"

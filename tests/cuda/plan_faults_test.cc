@@ -12,7 +12,7 @@ constexpr int64_t kCount = 300;
 #ifdef __SANITIZE_THREAD__
 constexpr uint64_t kTimeoutNs = 1'000'000'000;
 #else
-constexpr uint64_t kTimeoutNs = 200'000'000;
+constexpr uint64_t kTimeoutNs = 500'000'000;
 #endif
 
 struct Program {

@@ -248,7 +248,7 @@ def levelled(counts, num_ranks, size):
         ({"mode": "capacity", "capacity_factor": 1.0}, lambda counts: np.minimum(counts, 2)),
         ({"mode": "capacity", "capacity_factor": 0.01}, lambda counts: np.minimum(counts, 1)),
     ],
-    ids=str,
+    ids=["room for 40", "room for 3", "capacity 1", "capacity 0.01"],
 )
 def test_dropped_rows_are_counted_and_add_nothing(options, keep):
     mesh, values = mesh_of(4), zipf(TOKENS * 4)
