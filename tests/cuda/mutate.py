@@ -45,7 +45,7 @@ TIMEOUTS_NS = (
     ("world.h", "timeout_ns_ = 60'000'000'000", "timeout_ns_ = 3'000'000'000"),
     ("faults_test.cc", "(600'000'000'000)", "(1'000'000'000)"),
     ("faults_test.cc", "kTimeoutNs = 150'000'000", "kTimeoutNs = 600'000'000"),
-    ("plan_faults_test.cc", "kTimeoutNs = 200'000'000", "kTimeoutNs = 1'000'000'000"),
+    ("plan_faults_test.cc", "kTimeoutNs = 500'000'000", "kTimeoutNs = 1'000'000'000"),
 )
 
 SEEDED_H = """#include <cstdlib>
