@@ -184,6 +184,8 @@ def test_ctrl_c(tmp_path):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # Whoever runs this in the background of a shell without job control has it ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert "[1/" in process.stderr.readline()
     begun = time.monotonic()

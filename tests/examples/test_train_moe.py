@@ -59,6 +59,7 @@ def test_capacity_that_is_too_small_drops_and_says_so(tmp_path):
     assert f"{sum(dropped):,} of 1,024 routed rows dropped" in output
 
 
+@pytest.mark.slow
 def test_two_processes_train_like_one_device(tmp_path, alone):
     launcher = ["-m", "jcoll", "launch", "-n", "2", "--devices-per-process", "2"]
     report, _ = train(tmp_path, "--mesh=data=1,expert=4", steps=5, launcher=launcher)

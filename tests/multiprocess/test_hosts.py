@@ -42,7 +42,7 @@ def expect_ragged(results: list[jobs.Result]) -> None:
 
 
 def test_ragged() -> None:
-    expect_ragged(jobs.run_ok("hosts.py", "ragged", "5", num_processes=4, env_of=HOSTS))
+    expect_ragged(jobs.run_ok("hosts.py", "ragged", "6", num_processes=4, env_of=HOSTS))
 
 
 def test_ragged_with_several_devices_per_process() -> None:
