@@ -41,7 +41,7 @@ sanitize: $(VENV)/.deps-build $(VENV)/.deps-runtime ## Run the native tests unde
 	$(call configure,build/asan,$(call sanitizer,address$(comma)undefined))
 	$(call ctest,build/asan,-E schedules)
 	$(call configure,build/tsan,$(call sanitizer,thread))
-	$(call ctest,build/tsan)
+	$(call ctest,build/tsan,$(if $(CI),-E '$(long_under_tsan)'))
 
 model-check: ## Check the models of the CUDA protocols (needs Debian's spin)
 	$(or $(PYTHON),python3) scripts/model_check.py --jobs $(JOBS)
@@ -84,6 +84,8 @@ clean: ## Remove what was built (not $(VENV))
 	rm -rf build dist $(VENV)/.installed
 
 comma := ,
+# Minutes each under TSan, which CI leaves out.
+long_under_tsan := plan_schedules|cuda_reductions|traffic
 cxx_files = $(shell find csrc cuda tests/native tests/cuda tests/cuda_ffi \
   \( -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) 2>/dev/null)
 # All that are built for, and PTX for later ones.
