@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -18,8 +17,6 @@ from jcoll import cli, errors
 from jcoll.cli_doctor import command, cuda_driver, probes
 from jcoll.cli_doctor.features import features, used
 from jcoll.cli_doctor.probes import Failed
-
-ROOT = Path(__file__).resolve().parents[1]
 
 # A machine where everything is as it should be.
 HEALTHY = {
@@ -201,7 +198,7 @@ def test_libraries_that_do_not_load(monkeypatch) -> None:
 
 def run(tmp_path, *, customize: str = "", **env: str) -> subprocess.CompletedProcess[str]:
     (tmp_path / "sitecustomize.py").write_text(customize)
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", ""), str(ROOT)])
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
     return subprocess.run(
         [sys.executable, "-m", "jcoll", "doctor"],
         capture_output=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from functools import partial
 from pathlib import Path
@@ -24,9 +25,14 @@ from jcoll.runtime import cuda, decisions, world
 from jcoll.tuning import table
 from jcoll.tuning.candidates import Request, candidates
 from jcoll.tuning.select import priced, select
-from scripts import estimate_cuda_costs
 
 ROOT = Path(__file__).resolve().parents[2]
+_spec = importlib.util.spec_from_file_location(
+    "estimate_cuda_costs", ROOT / "scripts" / "estimate_cuda_costs.py"
+)
+assert _spec is not None and _spec.loader is not None
+estimate_cuda_costs = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(estimate_cuda_costs)
 P = jax.P
 N = 8
 
