@@ -44,7 +44,10 @@ bool RemoteRun::Move(const Cursor& cursor, const RankProgram::Action& action,
   }
   thread_local std::vector<const void*> srcs;
   srcs.clear();
-  fetched_.resize(action.srcs.size() * lane_nbytes_);
+  if (std::any_of(action.srcs.begin(), action.srcs.end(),
+                  [this](const RankProgram::Operand& src) { return IsInPeer(src); })) {
+    fetched_.resize(action.srcs.size() * lane_nbytes_);
+  }
   for (const RankProgram::Operand& src : action.srcs) {
     char* fetched = fetched_.data() + srcs.size() * lane_nbytes_;
     srcs.push_back(Source(cursor, src, range.begin, nbytes, fetched));
