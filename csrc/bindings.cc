@@ -7,6 +7,7 @@
 #include "ffi.h"
 #include "metrics.h"
 #include "plan_store.h"
+#include "py_plan_maker.h"
 #include "reduce.h"
 #include "shm/world.h"
 #include "site.h"
@@ -49,20 +50,6 @@ py::list Metrics() {
   return rows;
 }
 
-// `maker`(op, algorithm, num_ranks, root) -> bytes; its exceptions become the call's error.
-void SetPlanMaker(py::object maker) {
-  // Lives as long as the process: XLA may instantiate a program at any time.
-  auto* fn = new py::object(std::move(maker));
-  jcoll::SetPlanMaker([fn](const jcoll::PlanKey& key) -> std::variant<std::string, jcoll::Failure> {
-    py::gil_scoped_acquire gil;
-    try {
-      return std::string((*fn)(key.op, key.algorithm, key.num_ranks, key.root).cast<py::bytes>());
-    } catch (const std::exception& e) {
-      return jcoll::Failure{jcoll::FailureCode::kInvalidArgument, e.what()};
-    }
-  });
-}
-
 void ThrowIf(const std::optional<jcoll::Failure>& failure) {
   if (failure) throw std::runtime_error(failure->message);
 }
@@ -94,7 +81,7 @@ PYBIND11_MODULE(_native, m) {
   m.def("reset_metrics", &jcoll::ResetMetrics);
   m.def("set_default_timeout", &jcoll::SetDefaultTimeout, py::arg("seconds"));
   m.def("set_num_threads", &jcoll::Executor::SetNumThreads, py::arg("num_threads"));
-  m.def("set_plan_maker", &SetPlanMaker, py::arg("maker"));
+  m.def("set_plan_maker", &jcoll::SetPyPlanMaker, py::arg("maker"));
   m.def("prepare_world", &PrepareWorld, py::arg("arena_nbytes"), py::arg("peer_reads"));
   m.def("join_world", &JoinWorld, py::arg("self"), py::arg("infos"));
   m.def("leave_world", &LeaveWorld, py::arg("reason"));

@@ -1,4 +1,5 @@
-// The one FFI handler of the CPU runtime, "jcoll_collective". The only file that knows XLA.
+// The one FFI handler of the CPU runtime, "jcoll_collective". Beside ffi_attributes.h the only file
+// here that knows XLA.
 //
 //   operands: XLA's partition id u32[], then the buffers of RankBuffers::inputs
 //   results:  RankBuffers::outputs
@@ -12,6 +13,7 @@
 #include <string>
 #include <string_view>
 
+#include "ffi_attributes.h"
 #include "plan_store.h"
 #include "site.h"
 #include "xla/ffi/api/ffi.h"
@@ -30,69 +32,6 @@ struct SiteState {
   std::atomic<bool> sizes_are_checked{false};
 };
 ffi::TypeId SiteState::id = {};
-
-XLA_FFI_Error_Code ToErrorCode(FailureCode code) {
-  switch (code) {
-    case FailureCode::kInvalidArgument:
-      return XLA_FFI_Error_Code_INVALID_ARGUMENT;
-    case FailureCode::kDeadlineExceeded:
-      return XLA_FFI_Error_Code_DEADLINE_EXCEEDED;
-    case FailureCode::kInternal:
-      break;
-  }
-  return XLA_FFI_Error_Code_INTERNAL;
-}
-
-// Reads attributes and remembers the first that is missing or of another type.
-class Attributes {
- public:
-  explicit Attributes(ffi::Dictionary attrs) : attrs_(attrs) {}
-
-  void Read(std::string_view name, std::string* out) {
-    std::string_view view;
-    Get<std::string_view>(name, &view);
-    *out = std::string(view);
-  }
-  void Read(std::string_view name, double* out) { Get<double>(name, out); }
-  void Read(std::string_view name, int64_t* out) { Get<int64_t>(name, out); }
-  void Read(std::string_view name, int* out) {
-    int64_t wide = 0;
-    Get<int64_t>(name, &wide);
-    *out = static_cast<int>(wide);
-    if (*out != wide) MarkBad(name);
-  }
-  void Read(std::string_view name, bool* out) {
-    int64_t wide = 0;
-    Get<int64_t>(name, &wide);
-    *out = wide != 0;
-  }
-  // Absent means empty: MLIR has no array attribute without elements.
-  void Read(std::string_view name, std::vector<int64_t>* out) {
-    if (!attrs_.contains(name)) return;
-    ffi::Span<const int64_t> span;
-    Get<ffi::Span<const int64_t>>(name, &span);
-    out->assign(span.begin(), span.end());
-  }
-
-  bool Has(std::string_view name) const { return attrs_.contains(name); }
-  const std::string& bad() const { return bad_; }
-  void MarkBad(std::string_view name) {
-    if (bad_.empty()) bad_ = std::string(name);
-  }
-
- private:
-  template <typename T, typename Out>
-  void Get(std::string_view name, Out* out) {
-    ffi::ErrorOr<T> value = attrs_.get<T>(name);
-    if (value.has_value()) {
-      *out = *value;
-    } else {
-      MarkBad(name);
-    }
-  }
-  ffi::Dictionary attrs_;
-  std::string bad_;
-};
 
 bool ParseMotion(std::string_view name, Motion* motion) {
   if (name == "blocks")

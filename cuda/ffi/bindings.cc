@@ -5,11 +5,10 @@
 
 #include <sstream>
 #include <string>
-#include <utility>
-#include <variant>
 #include <vector>
 
 #include "csrc/plan_store.h"
+#include "csrc/py_plan_maker.h"
 #include "cuda/ffi/call_site.h"
 #include "cuda/ffi/handler.h"
 #include "cuda/ffi/health.h"
@@ -43,20 +42,6 @@ std::vector<std::string> Architectures() {
   return names;
 }
 
-// `maker`(op, algorithm, num_ranks, root) -> bytes; its exceptions become the call's error.
-void SetPlanMaker(py::object maker) {
-  // Lives as long as the process: XLA may instantiate a program at any time.
-  auto* fn = new py::object(std::move(maker));
-  jcoll::SetPlanMaker([fn](const jcoll::PlanKey& key) -> std::variant<std::string, jcoll::Failure> {
-    py::gil_scoped_acquire gil;
-    try {
-      return std::string((*fn)(key.op, key.algorithm, key.num_ranks, key.root).cast<py::bytes>());
-    } catch (const std::exception& e) {
-      return jcoll::Failure{jcoll::FailureCode::kInvalidArgument, e.what()};
-    }
-  });
-}
-
 }  // namespace
 
 PYBIND11_MODULE(_cuda, m) {
@@ -65,6 +50,6 @@ PYBIND11_MODULE(_cuda, m) {
   m.def("architectures", &Architectures);
   m.def("check_health", &jcoll::gpu::CheckHealth);
   m.def("set_default_timeout", &jcoll::gpu::SetDefaultTimeout, py::arg("seconds"));
-  m.def("set_plan_maker", &SetPlanMaker, py::arg("maker"));
+  m.def("set_plan_maker", &jcoll::SetPyPlanMaker, py::arg("maker"));
   m.def("forget_plans", &jcoll::ForgetPlans);
 }

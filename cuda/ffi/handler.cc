@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "csrc/ffi_attributes.h"
 #include "cuda/ffi/stages.h"
 #include "cuda/ffi/xla_collectives.h"
 #include "xla/ffi/api/ffi.h"
@@ -26,50 +27,8 @@ ffi::TypeId SiteState::id = {};
 
 ffi::Error ToError(const std::optional<Failure>& failure) {
   if (!failure) return ffi::Error::Success();
-  switch (failure->code) {
-    case FailureCode::kInvalidArgument:
-      return ffi::Error::InvalidArgument(failure->message);
-    case FailureCode::kDeadlineExceeded:
-      return ffi::Error(ffi::ErrorCode::kDeadlineExceeded, failure->message);
-    case FailureCode::kInternal:
-      break;
-  }
-  return ffi::Error::Internal(failure->message);
+  return ffi::Error(static_cast<ffi::ErrorCode>(ToErrorCode(failure->code)), failure->message);
 }
-
-// Reads attributes and remembers the first that is missing or of another type.
-class Attributes {
- public:
-  explicit Attributes(ffi::Dictionary attrs) : attrs_(attrs) {}
-
-  void Read(std::string_view name, std::string* out) {
-    if (const auto value = Get<std::string_view>(name)) *out = std::string(*value);
-  }
-  void Read(std::string_view name, double* out) {
-    if (const auto value = Get<double>(name)) *out = *value;
-  }
-  void Read(std::string_view name, int64_t* out) {
-    if (const auto value = Get<int64_t>(name)) *out = *value;
-  }
-  void Read(std::string_view name, std::vector<int64_t>* out) {
-    const auto value = Get<ffi::Span<const int64_t>>(name);
-    if (value) out->assign(value->begin(), value->end());
-  }
-  const std::string& bad() const { return bad_; }
-
- private:
-  template <typename T>
-  std::optional<T> Get(std::string_view name) {
-    if (attrs_.contains(name)) {
-      ffi::ErrorOr<T> value = attrs_.get<T>(name);
-      if (value.has_value()) return *value;
-    }
-    if (bad_.empty()) bad_ = std::string(name);
-    return std::nullopt;
-  }
-  ffi::Dictionary attrs_;
-  std::string bad_;
-};
 
 std::optional<Failure> ReadSite(ffi::Dictionary dictionary, CallSite* site) {
   Attributes attrs(dictionary);
@@ -85,6 +44,7 @@ std::optional<Failure> ReadSite(ffi::Dictionary dictionary, CallSite* site) {
   attrs.Read("count", &site->count);
   attrs.Read("root", &site->root);
   attrs.Read("groups", &site->groups);
+  if (!attrs.Has("groups")) attrs.MarkBad("groups");
   attrs.Read("group_size", &site->group_size);
   attrs.Read("communication_id", &site->communication_id);
   attrs.Read("plan_op", &site->plan_op);
