@@ -11,6 +11,7 @@ all_gather for the choice of the token: of 1 KiB each, so that their latency is 
 
 import sys
 
+from gpt import flags
 from serve import options
 
 BURST = 16
@@ -20,7 +21,7 @@ BURST = 16
 def main(argv=None) -> int:
     """Reads the flags, starts jax as they say, decodes, reports."""
     parser, args = options.parse(argv)
-    options.set_cpu_device_count(args.devices)
+    flags.start_cpu_devices(args.devices)
     import jax  # only now: it reads what the line above has set
 
     options.check_devices(parser, args, jax.device_count())

@@ -12,7 +12,7 @@ import math
 import re
 import sys
 
-from gpt import mesh_options, options
+from gpt import flags, mesh_options, options
 
 VALIDATION_BATCHES = 4
 PROMPT = b"def main("
@@ -21,7 +21,7 @@ PROMPT = b"def main("
 def main(argv=None) -> int:
     """Reads the flags, starts jax as they say, trains, reports."""
     parser, args = options.parse(argv)
-    options.start_cpu_devices(args.devices)
+    flags.start_cpu_devices(args.devices)
     import jax  # only now: it reads what the line above has set
 
     if args.distributed:

@@ -11,6 +11,7 @@ axes: each device has sequences of its own; the devices along `expert` share one
 import functools
 import sys
 
+from gpt import flags
 from moe import options
 
 VALIDATION_BATCHES = 4
@@ -19,7 +20,7 @@ VALIDATION_BATCHES = 4
 def main(argv=None) -> int:
     """Reads the flags, starts jax as they say, trains, reports."""
     parser, args = options.parse(argv)
-    options.start_cpu_devices(args.devices)
+    flags.start_cpu_devices(args.devices)
     import jax  # only now: it reads what the line above has set
 
     options.check_mesh(parser, args, jax.device_count())

@@ -6,6 +6,8 @@ Every kind of parallelism says what it cannot divide, and which size to try. Imp
 import argparse
 import math
 
+from gpt.flags import round_up
+
 AXES = ("data", "expert", "context", "tensor")
 """From the outermost to the innermost: tensor ranks, which talk most, are next to each other."""
 
@@ -214,8 +216,3 @@ def _check_tensor(parser, args, sizes) -> None:
             f"--seq {args.seq} with --sequence-parallel does not split over {parts} devices "
             f"(context times tensor). Try --seq {round_up(args.seq, parts)}."
         )
-
-
-def round_up(value: int, multiple: int) -> int:
-    """The next multiple of `multiple`."""
-    return -(-value // multiple) * multiple

@@ -4,12 +4,11 @@ What the mesh must divide is checked in mesh_options.py.
 """
 
 import argparse
-import os
 import sys
 
 from gpt import mesh_options
+from gpt.flags import fail, round_up
 
-DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
 DEFAULT_STEPS = 200
 EPILOG = """\
 examples:
@@ -48,16 +47,16 @@ def parse(argv=None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     sizes = ("steps", "batch", "seq", "layers", "width", "heads", "top_k", "accumulate", "devices")
     for name in (*sizes, "bucket_bytes"):
         if getattr(args, name) < 1:
-            _fail(parser, name, getattr(args, name), "at least 1")
+            fail(parser, name, getattr(args, name), "at least 1")
     for name in ("seconds", "lr", "adam_eps"):
         if getattr(args, name) is not None and not getattr(args, name) > 0:
-            _fail(parser, name, getattr(args, name), "above 0")
+            fail(parser, name, getattr(args, name), "above 0")
     if not args.clip >= 0:
-        _fail(parser, "clip", args.clip, "0 (no clipping) or the largest norm")
+        fail(parser, "clip", args.clip, "0 (no clipping) or the largest norm")
     if args.sample < 0:
-        _fail(parser, "sample", args.sample, "0 (no sample) or a number of bytes")
+        fail(parser, "sample", args.sample, "0 (no sample) or a number of bytes")
     if args.width % args.heads:
-        width = mesh_options.round_up(args.width, args.heads)
+        width = round_up(args.width, args.heads)
         parser.error(
             f"--width {args.width} does not split into --heads {args.heads} equal heads; width "
             f"must be a multiple of heads. Try --width {width}."
@@ -65,21 +64,6 @@ def parse(argv=None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     mesh_options.check_flags(parser, args)
     _check_distributed(parser, args)
     return parser, args
-
-
-def start_cpu_devices(count: int) -> None:
-    """`count` virtual devices; under `python -m jcoll launch` jax has started with its own."""
-    if "jax" not in sys.modules:
-        set_cpu_device_count(count)
-
-
-def set_cpu_device_count(count: int) -> None:
-    """Makes a CPU-only jax show `count` devices. Does nothing to GPUs, all of which are used."""
-    if "jax" in sys.modules:
-        raise RuntimeError("set_cpu_device_count: jax is imported already; call this before it.")
-    flags = os.environ.get("XLA_FLAGS", "").split()
-    kept = [flag for flag in flags if not flag.startswith(DEVICE_COUNT_FLAG)]
-    os.environ["XLA_FLAGS"] = " ".join([*kept, f"{DEVICE_COUNT_FLAG}={count}"])
 
 
 def _add_run_flags(group):
@@ -144,8 +128,3 @@ def _check_distributed(parser, args):
             f"--seconds {args.seconds:g} with --distributed: every process would stop at a step of "
             "its own, and the rest would wait for it. Use --steps."
         )
-
-
-def _fail(parser, name, value, need):
-    flag = f"--{name.replace('_', '-')}"
-    parser.error(f"{flag} {value} is not possible; it must be {need}.")

@@ -3,9 +3,8 @@
 import argparse
 import math
 
+from gpt.flags import add_int, fail, round_up
 from gpt.mesh_options import mesh_text as mesh_text
-from gpt.mesh_options import round_up
-from gpt.options import start_cpu_devices as start_cpu_devices
 
 AXES: tuple[str, ...] = ("data", "expert")
 EPILOG = """\
@@ -23,17 +22,17 @@ def parse(argv=None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     sizes = ("steps", "batch", "seq", "layers", "width", "heads", "hidden", "experts", "top_k")
     for name in (*sizes, "devices"):
         if getattr(args, name) < 1:
-            _fail(parser, name, getattr(args, name), "at least 1")
+            fail(parser, name, getattr(args, name), "at least 1")
     for name in ("lr", "capacity_factor"):
         if not 0 < getattr(args, name) < math.inf:
-            _fail(parser, name, getattr(args, name), "above 0")
+            fail(parser, name, getattr(args, name), "above 0")
     if args.width % args.heads:
         parser.error(
             f"--width {args.width} does not split into --heads {args.heads} equal heads. "
             f"Try --width {round_up(args.width, args.heads)}."
         )
     if args.top_k > args.experts:
-        _fail(parser, "top_k", args.top_k, f"at most --experts {args.experts}")
+        fail(parser, "top_k", args.top_k, f"at most --experts {args.experts}")
     return parser, args
 
 
@@ -70,18 +69,18 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     run = parser.add_argument_group("run")
-    _add_int(run, "--steps", 200, "")
-    _add_int(run, "--batch", 16, "sequences")
-    _add_int(run, "--seq", 128, "bytes each")
-    _add_int(run, "--seed", 0, "")
+    add_int(run, "--steps", 200, "")
+    add_int(run, "--batch", 16, "sequences")
+    add_int(run, "--seq", 128, "bytes each")
+    add_int(run, "--seed", 0, "")
     run.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     model = parser.add_argument_group("model and optimizer")
-    _add_int(model, "--layers", 2, "")
-    _add_int(model, "--width", 128, "")
-    _add_int(model, "--heads", 4, "")
-    _add_int(model, "--hidden", 256, "inside an expert")
-    _add_int(model, "--experts", 16, "of each layer")
-    _add_int(model, "--top-k", 2, "experts of a byte")
+    add_int(model, "--layers", 2, "")
+    add_int(model, "--width", 128, "")
+    add_int(model, "--heads", 4, "")
+    add_int(model, "--hidden", 256, "inside an expert")
+    add_int(model, "--experts", 16, "of each layer")
+    add_int(model, "--top-k", 2, "experts of a byte")
     model.add_argument("--lr", type=float, default=4e-3, help="peak learning rate [%(default)s]")
     parallel = parser.add_argument_group("parallelism")
     parallel.add_argument(
@@ -91,7 +90,7 @@ def build_parser() -> argparse.ArgumentParser:
     parallel.add_argument(
         "--capacity-factor", type=float, default=2.0, help="of --mode capacity [%(default)s]"
     )
-    _add_int(parallel, "--devices", 8, "virtual CPU devices, in a process of its own")
+    add_int(parallel, "--devices", 8, "virtual CPU devices, in a process of its own")
     reports = parser.add_argument_group("reports")
     reports.add_argument("--json", metavar="FILE", help="write the history of the run")
     return parser
@@ -108,14 +107,3 @@ def _mesh(text: str) -> dict[str, int]:
             )
         sizes[name] = int(size)
     return sizes
-
-
-def _add_int(group, flag: str, default: int, help_text: str) -> None:
-    group.add_argument(
-        flag, type=int, default=default, metavar="N", help=f"{help_text} [{default}]".strip()
-    )
-
-
-def _fail(parser, name, value, need):
-    flag = f"--{name.replace('_', '-')}"
-    parser.error(f"{flag} {value} is not possible; it must be {need}.")

@@ -1,10 +1,9 @@
 """The command line of serve_tp.py. Imports no jax: the flags decide how jax must start."""
 
 import argparse
-import os
-import sys
 
-DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
+from gpt.flags import add_int, round_up
+
 EPILOG = """\
 examples:
   python examples/serve_tp.py --tokens 500
@@ -25,7 +24,7 @@ def parse(argv=None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     if args.width % args.heads:
         parser.error(
             f"--width {args.width} does not split into --heads {args.heads} equal heads. "
-            f"Try --width {_round_up(args.width, args.heads)}."
+            f"Try --width {round_up(args.width, args.heads)}."
         )
     return parser, args
 
@@ -39,19 +38,19 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     run = parser.add_argument_group("run")
-    _add_int(run, "--tokens", 200, "decoded and timed, of each sequence")
-    _add_int(run, "--warmup", 20, "decoded before the clock starts")
-    _add_int(run, "--prompt", 16, "tokens that are there at first")
-    _add_int(run, "--batch", 1, "sequences decoded at once")
-    _add_int(run, "--seed", 0, "of weights and prompt")
+    add_int(run, "--tokens", 200, "decoded and timed, of each sequence")
+    add_int(run, "--warmup", 20, "decoded before the clock starts")
+    add_int(run, "--prompt", 16, "tokens that are there at first")
+    add_int(run, "--batch", 1, "sequences decoded at once")
+    add_int(run, "--seed", 0, "of weights and prompt")
     run.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     model = parser.add_argument_group("model")
-    _add_int(model, "--layers", 8, "")
-    _add_int(model, "--width", 256, "")
-    _add_int(model, "--heads", 8, "a multiple of the devices")
-    _add_int(model, "--vocabulary", 256, "padded to a multiple of the devices")
+    add_int(model, "--layers", 8, "")
+    add_int(model, "--width", 256, "")
+    add_int(model, "--heads", 8, "a multiple of the devices")
+    add_int(model, "--vocabulary", 256, "padded to a multiple of the devices")
     parallel = parser.add_argument_group("parallelism")
-    _add_int(parallel, "--devices", 8, "virtual CPU devices, in a process of its own")
+    add_int(parallel, "--devices", 8, "virtual CPU devices, in a process of its own")
     which = parallel.add_mutually_exclusive_group()
     which.add_argument(
         "--collectives",
@@ -70,27 +69,6 @@ def check_devices(parser, args, num_devices: int) -> None:
     if args.heads % num_devices:
         parser.error(
             f"--heads {args.heads} does not split over {num_devices} devices, each of which "
-            f"computes whole heads. Try --heads {_round_up(args.heads, num_devices)}, with --width "
+            f"computes whole heads. Try --heads {round_up(args.heads, num_devices)}, with --width "
             "a multiple of that, or fewer --devices."
         )
-
-
-def set_cpu_device_count(count: int) -> None:
-    """Makes a CPU-only jax show `count` devices. Not if jax has started: `jcoll launch`, which has
-    done that, has its own flag for it. Does nothing to GPUs, all of which are used.
-    """
-    if "jax" in sys.modules:
-        return
-    flags = os.environ.get("XLA_FLAGS", "").split()
-    kept = [flag for flag in flags if not flag.startswith(DEVICE_COUNT_FLAG)]
-    os.environ["XLA_FLAGS"] = " ".join([*kept, f"{DEVICE_COUNT_FLAG}={count}"])
-
-
-def _add_int(group, name, default, what):
-    group.add_argument(
-        name, type=int, default=default, metavar="N", help=f"{what} [{default}]".strip()
-    )
-
-
-def _round_up(value, multiple):
-    return -(-value // multiple) * multiple
