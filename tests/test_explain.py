@@ -13,8 +13,8 @@ from jax import lax
 from lax_programs import TARGET, N, integers, mesh_of, place, psum_of, sharded
 
 import jcoll
+from jcoll.algorithms.hierarchical import HIERARCHICAL_OPS
 from jcoll.ops import SPECS
-from jcoll.tuning.candidates import HIERARCHICAL_OPS
 
 P = jax.P
 LINES = Path(__file__).read_text().splitlines()

@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 
 from jcoll import _compat, errors
+from jcoll.algorithms.hierarchical import HIERARCHICAL_OPS
 from jcoll.comm.mesh import Call, configured_algorithm
 from jcoll.ops import _cpu, _cuda, _hierarchical, _selection
 from jcoll.runtime import decisions, world
-from jcoll.tuning.candidates import HIERARCHICAL_OPS, ON_HOSTS, Request, refusal, serving
+from jcoll.tuning.candidates import ON_HOSTS, Request, refusal, serving
 from jcoll.tuning.select import select
 
 _RUNTIMES: dict[str, Any] = {"cpu": _cpu, "cuda": _cuda}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import jcoll.algorithms  # noqa: F401  (fills the catalogue)
 from jcoll.algorithms import kernels, registry
-from jcoll.algorithms.hierarchical import HIERARCHICAL_OPS as HIERARCHICAL_OPS
+from jcoll.algorithms.hierarchical import HIERARCHICAL_OPS
 from jcoll.plan.ops import OPS
 
 # Where the ranks of a group are.
