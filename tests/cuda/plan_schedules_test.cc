@@ -3,19 +3,17 @@
 #include <chrono>
 #include <thread>
 
-#include "cuda/emulator/language.h"
 #include "tests/cuda/plans.h"
+#include "tests/cuda/schedules.h"
 
 namespace {
 
 using namespace plans;
+using schedules::OnRank;
+using schedules::Value;
 
 constexpr int64_t kMaxCount = 150;
 constexpr int64_t kLongCount = 600'001;  // Many turns of one block.
-
-int32_t Value(int round, int rank, int64_t i) {
-  return static_cast<int32_t>(round * 1000003 + rank * 7919 + i * 31);
-}
 
 // Around a call, in stream order and without waiting for anybody: every rank writes its input
 // before, and checks its output after.
@@ -47,12 +45,12 @@ class Program {
     call.num_blocks = num_blocks;
     const auto expected = Expected(c, count, round);
     for (int r = 0; r < world_->num_ranks(); ++r) {
-      OnRank(r, [=, &c] {
+      OnRank(world_, r, [=, &c] {
         if (r == delayed_rank_) std::this_thread::sleep_for(delay_);
         Write(r, Input(c, count, round, r));
       });
       world_->Launch(world_->ForRank(call, r, &input_, &output_));
-      OnRank(r, [=, &c, result = expected[r]] {
+      OnRank(world_, r, [=, &c, result = expected[r]] {
         if (std::equal(result.begin(), result.end(), output_[r],
                        [](uint8_t a, char b) { return a == static_cast<uint8_t>(b); })) {
           return;
@@ -63,13 +61,6 @@ class Program {
   }
 
  private:
-  // A kernel of one thread.
-  void OnRank(int rank, std::function<void()> body) {
-    world_->stream(rank).Enqueue(1, [body = std::move(body)] {
-      if (threadIdx.x == 0) body();
-    });
-  }
-
   static Bytes Input(const Case& c, int64_t count, int round, int rank) {
     Bytes bytes;
     for (int64_t i = 0; i < c.input_count(count); ++i) {
@@ -97,42 +88,14 @@ class Program {
   std::chrono::milliseconds delay_{};
 };
 
-// Counters start just below 2^32, so that each of them wraps around on the way.
-void StartNearWrap(World* world) {
-  for (int r = 0; r < world->num_ranks(); ++r) {
-    jcoll::gpu::SignalPad& pad = world->pad(r);
-    for (int b = 0; b < jcoll::gpu::kMaxBlocks; ++b) {
-      pad.epoch[b] = 0u - 9 - static_cast<uint32_t>(b);
-      pad.plan_lines[b] = 0u - 6 - static_cast<uint32_t>(b);
-      for (int p = 0; p < world->num_ranks(); ++p) {
-        pad.inbox[b][p] = pad.epoch[b];
-        pad.lines_read[b][p] = pad.plan_lines[b];
-      }
-    }
-  }
-}
-
 void RunSeed(int num_ranks, uint32_t seed, int num_rounds) {
   jcoll::emulator::Options options;
   options.delay_seed = seed;
   options.threads_per_block = 3;
-  jcoll::emulator::SetOptions(options);
-  {
-    World world(num_ranks);
-    StartNearWrap(&world);
-    Program program(&world, seed, num_ranks * kMaxCount * 4);
-    for (int round = 0; round < num_rounds; ++round) program.Enqueue(round);
-    world.Synchronize();
-    world.ExpectNoErrors();
-    for (int r = 0; r < num_ranks; ++r) {
-      EXPECT_EQ(world.pad(r).calls, static_cast<uint32_t>(num_rounds));
-      EXPECT(static_cast<int32_t>(world.pad(r).epoch[0]) > 0);       // It has wrapped,
-      EXPECT(static_cast<int32_t>(world.pad(r).plan_lines[0]) > 0);  // and so has this.
-      EXPECT_EQ(world.pad(r).epoch[0], world.pad(0).epoch[0]);
-      EXPECT_EQ(world.pad(r).plan_lines[0], world.pad(0).plan_lines[0]);
-    }
-  }
-  jcoll::emulator::SetOptions({});
+  schedules::RunSeed(num_ranks, num_rounds, options, &jcoll::gpu::SignalPad::plan_lines,
+                     [&](World* world) {
+                       return std::make_unique<Program>(world, seed, num_ranks * kMaxCount * 4);
+                     });
 }
 
 TEST(TwoRanks) {

@@ -1,6 +1,6 @@
 // Many calls of all kernels on the same pads, with random delays everywhere: ranks run ahead of
 // each other by whole calls, and inputs and outputs change hands as fast as the kernels allow.
-#include "cuda/emulator/language.h"
+#include "tests/cuda/schedules.h"
 #include "tests/cuda/elements.h"
 
 namespace {
@@ -8,6 +8,8 @@ namespace {
 using namespace world;
 using elements::Random;
 using jcoll::gpu::RaggedRows;
+using schedules::OnRank;
+using schedules::Value;
 
 // LL twice, so that its counters wrap around in time.
 constexpr Kernel kKernels[] = {Kernel::kAllReduceOneShot,   Kernel::kAllReduceOneShotLL,
@@ -17,11 +19,6 @@ constexpr Kernel kKernels[] = {Kernel::kAllReduceOneShot,   Kernel::kAllReduceOn
                                Kernel::kAllToAll,           Kernel::kRaggedAllToAll,
                                Kernel::kBroadcast};
 constexpr int64_t kMaxCount = 520;
-
-// The value of element i of rank r's input in round `round`.
-int32_t Value(int round, int rank, int64_t i) {
-  return static_cast<int32_t>(round * 1000003 + rank * 7919 + i * 31);
-}
 
 // What a program does around a call, in stream order and without waiting for anybody: it writes the
 // input before, and checks the output after.
@@ -52,20 +49,13 @@ class Program {
       own.peers.multicast_input = multicast_input_->address();
       own.peers.multicast_output = multicast_output_->address();
       if (call.kernel == Kernel::kRaggedAllToAll) own.rows = EvenRows(r, count);
-      OnRank(r, [=] { WriteInput(call, r, round); });
+      OnRank(world_, r, [=] { WriteInput(call, r, round); });
       world_->Launch(own);
-      OnRank(r, [=] { CheckOutput(call, r, round); });
+      OnRank(world_, r, [=] { CheckOutput(call, r, round); });
     }
   }
 
  private:
-  // A kernel of one thread.
-  void OnRank(int rank, std::function<void()> body) {
-    world_->stream(rank).Enqueue(1, [body = std::move(body)] {
-      if (threadIdx.x == 0) body();
-    });
-  }
-
   // As all_to_all: rank r's row i for rank p.
   RaggedRows EvenRows(int rank, int64_t count) {
     const int n = world_->num_ranks();
@@ -124,37 +114,11 @@ class Program {
   Random random_;
 };
 
-// Counters start just below 2^32, so that each of them wraps around on the way.
-void StartNearWrap(World* world) {
-  for (int r = 0; r < world->num_ranks(); ++r) {
-    SignalPad& pad = world->pad(r);
-    for (int b = 0; b < jcoll::gpu::kMaxBlocks; ++b) {
-      pad.epoch[b] = 0u - 9 - static_cast<uint32_t>(b);
-      pad.line_epoch[b] = 0u - 4 - static_cast<uint32_t>(b);
-      for (int p = 0; p < world->num_ranks(); ++p) pad.inbox[b][p] = pad.epoch[b];
-    }
-  }
-}
-
 void RunSeed(int num_ranks, uint32_t seed, int num_rounds) {
   jcoll::emulator::Options options;
   options.delay_seed = seed;
-  jcoll::emulator::SetOptions(options);
-  {
-    World world(num_ranks);
-    StartNearWrap(&world);
-    Program program(&world, seed);
-    for (int round = 0; round < num_rounds; ++round) program.Enqueue(round);
-    world.Synchronize();
-    world.ExpectNoErrors();
-    for (int r = 0; r < num_ranks; ++r) {
-      EXPECT_EQ(world.pad(r).calls, static_cast<uint32_t>(num_rounds));
-      EXPECT(static_cast<int32_t>(world.pad(r).epoch[0]) > 0);       // It has wrapped,
-      EXPECT(static_cast<int32_t>(world.pad(r).line_epoch[0]) > 0);  // and so has this.
-      EXPECT_EQ(world.pad(r).epoch[0], world.pad(0).epoch[0]);
-    }
-  }
-  jcoll::emulator::SetOptions({});
+  schedules::RunSeed(num_ranks, num_rounds, options, &SignalPad::line_epoch,
+                     [&](World* world) { return std::make_unique<Program>(world, seed); });
 }
 
 TEST(TwoRanks) {
