@@ -1,17 +1,12 @@
 """That the check of nvcc's output finds what it is for, on recorded output of cuobjdump 13.5."""
 
-import importlib.util
-import sys
 from pathlib import Path
 
+import project_scripts
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-_spec = importlib.util.spec_from_file_location("check", ROOT / "scripts" / "check_cuda_build.py")
-assert _spec is not None and _spec.loader is not None
-check = importlib.util.module_from_spec(_spec)
-sys.modules["check"] = check  # dataclasses look their module up.
-_spec.loader.exec_module(check)
+check = project_scripts.load("check_cuda_build")
 
 SYMBOL = "_ZN5jcoll3gpu45_GLOBAL__N__5541dbac_12_broadcast_cu_370f1f029BroadcastENS0_4ArgsE"
 RESOURCES = f"""

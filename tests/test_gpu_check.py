@@ -1,18 +1,11 @@
 """scripts/gpu_check.py where there is no GPU: its messages, and what it reads of the programs."""
 
-import importlib.util
 import json
-import sys
-from pathlib import Path
 
+import project_scripts
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-_spec = importlib.util.spec_from_file_location("gpu_check", ROOT / "scripts" / "gpu_check.py")
-assert _spec is not None and _spec.loader is not None
-gpu_check = importlib.util.module_from_spec(_spec)
-sys.modules["gpu_check"] = gpu_check  # dataclasses look their module up.
-_spec.loader.exec_module(gpu_check)
+gpu_check = project_scripts.load("gpu_check")
 
 PRINTED = """\
 copy\t3.5e+12

@@ -1,17 +1,9 @@
 """That the check of the models of the CUDA protocols can fail; `make model-check` is it."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
+import project_scripts
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-_spec = importlib.util.spec_from_file_location("model_check", ROOT / "scripts" / "model_check.py")
-assert _spec is not None and _spec.loader is not None
-model_check = importlib.util.module_from_spec(_spec)
-sys.modules["model_check"] = model_check  # dataclasses look their module up.
-_spec.loader.exec_module(model_check)
+model_check = project_scripts.load("model_check")
 
 Case = model_check.Case
 needs_spin = pytest.mark.skipif(

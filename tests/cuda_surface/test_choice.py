@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from functools import partial
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import project_scripts
 import pytest
 from cuda_programs import custom_calls, lowered
 from ops.meshes import mesh_of
@@ -27,12 +27,7 @@ from jcoll.tuning.candidates import Request, candidates
 from jcoll.tuning.select import priced, select
 
 ROOT = Path(__file__).resolve().parents[2]
-_spec = importlib.util.spec_from_file_location(
-    "estimate_cuda_costs", ROOT / "scripts" / "estimate_cuda_costs.py"
-)
-assert _spec is not None and _spec.loader is not None
-estimate_cuda_costs = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(estimate_cuda_costs)
+estimate_cuda_costs = project_scripts.load("estimate_cuda_costs")
 P = jax.P
 N = 8
 
