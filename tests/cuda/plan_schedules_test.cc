@@ -136,7 +136,7 @@ TEST(SeveralTurns) {
 TEST(LateReceiver) {
   World world(3);
   Program program(&world, 1, 3 * kMaxCount * 4);
-  program.DelayRank(0, std::chrono::milliseconds(5));
+  program.DelayRank(0, std::chrono::milliseconds(20));  // Also where cores are scarce.
   for (int round = 0; round < 12; ++round) {
     const PlanOp op = round % 6 == 5 ? PlanOp::kBroadcast : PlanOp::kReduce;
     program.Enqueue(round, Find("tree", op, 3), Kernel::kPlanLL, kMaxCount - round, 1);
