@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 # Before jax is imported anywhere.
 os.environ["XLA_FLAGS"] = (
@@ -12,7 +13,23 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["JCOLL_TUNING_FILE"] = "none"  # Not: what this machine's user has measured.
 
 import jax
+import pytest
+
+from jcoll.algorithms import registry
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture(autouse=True)
+def catalogue() -> Iterator[None]:
+    """What a test adds to the catalogue of algorithms, no other test sees."""
+    before = dict(registry._ALGORITHMS)
+    yield
+    if before != registry._ALGORITHMS:
+        registry._ALGORITHMS.clear()
+        registry._ALGORITHMS.update(before)
+        registry.plan_for.cache_clear()
+        for forget in registry.on_register:
+            forget()

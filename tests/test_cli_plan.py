@@ -31,11 +31,6 @@ def other(p):
 """
 
 
-@pytest.fixture(autouse=True)
-def keep_registry(monkeypatch):
-    monkeypatch.setattr(registry, "_ALGORITHMS", dict(registry._ALGORITHMS))
-
-
 @pytest.fixture
 def run(capsys):
     def run(*argv, status=0):

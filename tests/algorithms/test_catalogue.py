@@ -195,14 +195,6 @@ def test_unsupported_number_of_ranks():
     assert "Available for 7 ranks: auto, direct, xla, bruck, halving_doubling" in str(error.value)
 
 
-@pytest.fixture
-def catalogue(monkeypatch):
-    monkeypatch.setattr(registry, "_ALGORITHMS", dict(registry._ALGORITHMS))
-    yield
-    plan_for.cache_clear()
-
-
-@pytest.mark.usefixtures("catalogue")
 def test_a_name_that_is_taken():
     with pytest.raises(
         ValueError, match=r"the name is taken by jcoll\.algorithms\.ring\.all_reduce"
@@ -212,7 +204,6 @@ def test_a_name_that_is_taken():
         registry.register(hierarchical("all_reduce", num_local=2))
 
 
-@pytest.mark.usefixtures("catalogue")
 def test_a_function_defined_again_takes_the_place_of_the_old_one():
     for peer in (1, 2):
 
