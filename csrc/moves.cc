@@ -21,6 +21,7 @@ void MoveList::Clear() {
   moves_.clear();
   srcs_.clear();
   dsts_.clear();
+  rows_nbytes_ = 0;
 }
 
 void MoveList::Begin(int64_t nbytes) {
@@ -42,6 +43,11 @@ void MoveList::AddCopy(const void* src, void* dst, int64_t nbytes) {
   Begin(nbytes);
   AddSource(src);
   AddDestination(dst);
+}
+
+void MoveList::AddRows(const void* src, void* dst, int64_t nbytes) {
+  AddCopy(src, dst, nbytes);
+  rows_nbytes_ += nbytes;
 }
 
 void MoveList::AddZero(void* dst, int64_t nbytes) {

@@ -45,9 +45,13 @@ class MoveList {
   void AddDestination(void* p);
   void AddCopy(const void* src, void* dst, int64_t nbytes);
   void AddZero(void* dst, int64_t nbytes);
+  // A copy of rows that one rank sends to another, or to itself.
+  void AddRows(const void* src, void* dst, int64_t nbytes);
 
   // Bytes read plus bytes written by all moves.
   int64_t traffic_nbytes() const;
+  // What AddRows has added.
+  int64_t rows_nbytes() const { return rows_nbytes_; }
   // Whether they should bypass the cache when they write.
   bool ShouldStream() const;
   // Cuts the moves so that a piece causes about `piece_traffic_nbytes` of traffic.
@@ -74,6 +78,7 @@ class MoveList {
   std::vector<Move> moves_;
   std::vector<const void*> srcs_;
   std::vector<void*> dsts_;
+  int64_t rows_nbytes_ = 0;
 };
 
 }  // namespace jcoll

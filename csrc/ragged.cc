@@ -198,7 +198,7 @@ std::optional<Failure> BuildRaggedMoves(const Description& d, const std::vector<
         if (auto failure = CheckUpdate(d, src, dst, u)) return failure;
         if (u.send_size == 0) continue;
         arriving.push_back({u.output_offset, u.send_size, src});
-        moves->AddCopy(Row(ranks[src].inputs[0], u.input_offset, d.row_nbytes),
+        moves->AddRows(Row(ranks[src].inputs[0], u.input_offset, d.row_nbytes),
                        Row(ranks[dst].outputs[0], u.output_offset, d.row_nbytes),
                        u.send_size * d.row_nbytes);
       }
@@ -232,11 +232,11 @@ std::optional<Failure> BuildVariableMoves(const Description& d,
       if (count < wanted && !d.drop_overflow) return Overflow(d, all, dst, y_rows);
       const int64_t x_row = all[src].offset[dst], nbytes = count * d.row_nbytes;
       if (back) {
-        moves->AddCopy(Row(ranks[dst].inputs[0], y_row, d.row_nbytes),
+        moves->AddRows(Row(ranks[dst].inputs[0], y_row, d.row_nbytes),
                        Row(ranks[src].outputs[0], x_row, d.row_nbytes), nbytes);
         kept[src].push_back({x_row, count, dst});
       } else {
-        moves->AddCopy(Row(ranks[src].inputs[0], x_row, d.row_nbytes),
+        moves->AddRows(Row(ranks[src].inputs[0], x_row, d.row_nbytes),
                        Row(ranks[dst].outputs[0], y_row, d.row_nbytes), nbytes);
         StoreIndex(ranks[dst].outputs[1], d.index_nbytes, src, count);
         StoreIndex(ranks[dst].outputs[2], d.index_nbytes, src, wanted - count);

@@ -6,7 +6,8 @@ one that jax.lax offers, on a router whose experts are as popular as Zipf's law 
 Both compute the same router and the same two-layer experts. The padded one, written out below,
 sends blocks of capacity_factor times their mean height by lax.all_to_all and drops what does not
 fit; the dropless one sends the rows that exist. `exchange` has the experts left out: the rows come
-back as they went. MiB: what one rank's rows for the experts take, by jcoll's counters and by shape.
+back as they went. MiB: what one rank sends in one
+exchange, in the mean: the rows that jcoll's counters saw move, and the blocks by their shape.
 """
 
 from __future__ import annotations
@@ -155,10 +156,11 @@ def program(
 
 
 def sent_nbytes(call: Callable[[], Any]) -> int:
-    """One rank's operand of the first exchange of rows: the later ones may be larger buffers."""
+    """The rows that one exchange really moved, of one rank in the mean."""
     jcoll.reset_metrics()
     call()
-    return min(row["nbytes"] for row in jcoll.metrics() if row["op"] == "ragged_all_to_all")
+    exchanges = (row for row in jcoll.metrics() if row["op"] == "ragged_all_to_all")
+    return min(row["row_bytes"] for row in exchanges) // jax.device_count()
 
 
 def measure_one(

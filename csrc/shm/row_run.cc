@@ -103,6 +103,7 @@ std::vector<RankBuffers> RowRun::StandIns() {
 std::optional<Failure> RowRun::BeginRows() {
   MoveList moves;
   if (auto failure = BuildMoves(d_, StandIns(), &moves)) return failure;
+  rows_nbytes_ = moves.rows_nbytes();
   Sort(moves);
   RemoteRun::Setup s = setup_;
   s.key = Second(setup_.key);

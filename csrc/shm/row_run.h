@@ -20,6 +20,7 @@ class RowRun : public RemoteWork {
   Status Advance() override;
   Status CheckHealth(int64_t now_ns) override { return run_->CheckHealth(now_ns); }
   bool moved() const override { return run_->moved(); }
+  int64_t rows_nbytes() const override { return rows_nbytes_; }
   const Failure& failure() const override { return failure_ ? *failure_ : run_->failure(); }
 
  private:
@@ -38,6 +39,7 @@ class RowRun : public RemoteWork {
   std::vector<RankBuffers> meta_buffers_;
   std::vector<char> unread_;  // Where counts for other processes' ranks are written.
   Streams streams_;
+  int64_t rows_nbytes_ = 0;
   bool has_counts_ = false;
   std::unique_ptr<RemoteRun> run_;
   std::optional<Failure> failure_;

@@ -52,7 +52,9 @@ def metrics() -> list[dict[str, Any]]:
 
     Keys: `op`, `algorithm`, `axis`, `dtype`, `num_ranks`, `call_site` ("file.py:line"); `nbytes`,
     one rank's size S as nccl-tests counts it; `calls`, completed collectives (one per group, not
-    per rank); `bytes` = calls * nbytes; `skew_s`, summed time from first to last arrival;
+    per rank); `bytes` = calls * nbytes; `row_bytes`, of ragged ops, the bytes of the rows that were
+    sent, over all ranks and calls, those to oneself included (`bytes` counts whole operands);
+    `skew_s`, summed time from first to last arrival;
     `exec_s`, summed time from the last arrival until all outputs were written; `errors`.
     Collectives that XLA ran itself (`algorithm="xla"`) are not seen.
     """

@@ -319,30 +319,46 @@ def test_experts_over_two_axes():
     np.testing.assert_allclose(y, dense(*values)[0], rtol=1e-5, atol=1e-5)
 
 
-def test_dispatch_moves_the_routed_rows_and_no_others():
-    """By the runtime's counters; the padded exchange moves capacity_factor times as much."""
+@pytest.mark.parametrize("output_size", [None, TOKENS * K + 3], ids=["all", "some"])
+def test_dropless_moves_the_kept_rows_and_no_others(output_size):
+    """Counted by the runtime as it moves them, there and back, and back again in the backward."""
     mesh, values = mesh_of(8), zipf(TOKENS * 8)
-    specs = specs_of(mesh)
-    sent = {}
-    for mode in ("dropless", "capacity"):
 
-        def fn(x, router_w, *_, mode=mode):
-            experts = layers.top_k_router(x @ router_w, K).experts
-            options = {"axis_name": "expert", "num_experts": EXPERTS, "mode": mode}
-            rows, dispatch = layers.dispatch_to_experts(x, experts, **options)
-            return rows, dispatch.group_sizes
+    def fn(x, router_w, *_):
+        routing = layers.top_k_router(x @ router_w, K)
+        options = {"axis_name": "expert", "num_experts": EXPERTS, "output_size": output_size}
 
-        jcoll.reset_metrics()
-        rows, sizes = run(fn, mesh, specs, P("expert"), *values)
-        jax.block_until_ready(rows)
-        exchanges = [r for r in jcoll.metrics() if r["op"].endswith("all_to_all")]
-        (sent[mode],) = (r["bytes"] for r in exchanges)
-        if mode == "dropless":
-            assert sizes.sum() == TOKENS * K * 8
-            filled = np.abs(np.asarray(rows)).sum(1) > 0
-            np.testing.assert_array_equal(filled.reshape(8, -1).sum(1), sizes.reshape(8, -1).sum(1))
-    assert sent["dropless"] == TOKENS * K * WIDTH * 4
-    assert sent["capacity"] == 2 * sent["dropless"]
+        def loss(x):
+            rows, dispatch = layers.dispatch_to_experts(x, routing.experts, **options)
+            y = layers.combine_from_experts(rows, routing.weights, dispatch)
+            return (y**2).sum(), (dispatch.group_sizes, dispatch.dropped[None])
+
+        gradient, (sizes, dropped) = jax.grad(loss, has_aux=True)(x)
+        return gradient, sizes, dropped
+
+    jcoll.reset_metrics()
+    rank = P("expert")
+    gradient, sizes, dropped = run(fn, mesh, specs_of(mesh), (rank, rank, rank), *values)
+    jax.block_until_ready(gradient)
+    kept = int(sizes.sum())
+    assert kept == TOKENS * K * 8 - dropped.sum()
+    assert (dropped.sum() > 0) == (output_size is not None)
+    moved = [r["row_bytes"] for r in jcoll.metrics() if r["op"] == "ragged_all_to_all"]
+    assert moved == [kept * WIDTH * 4] * 4
+
+
+def test_capacity_moves_blocks_of_one_size():
+    mesh, values = mesh_of(8), zipf(TOKENS * 8)
+
+    def fn(x, router_w, *_):
+        experts = layers.top_k_router(x @ router_w, K).experts
+        options = {"axis_name": "expert", "num_experts": EXPERTS, "mode": "capacity"}
+        return layers.dispatch_to_experts(x, experts, **options)[0]
+
+    jcoll.reset_metrics()
+    jax.block_until_ready(run(fn, mesh, specs_of(mesh), P("expert"), *values))
+    (row,) = (r for r in jcoll.metrics() if r["op"] == "all_to_all")
+    assert row["bytes"] == 2 * TOKENS * K * WIDTH * 4, "capacity_factor times the routed rows"
 
 
 def test_backward_of_dispatch_is_combine():

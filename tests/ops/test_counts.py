@@ -60,3 +60,19 @@ def test_counts_whose_sum_wraps(counts: list[int]) -> None:
     y, received = spmd(exchange, mesh_of(N))(*put(mesh_of(N), (x, every)))
     assert np.isnan(y).all()
     np.testing.assert_array_equal(received, every.T)
+
+
+@pytest.mark.parametrize("overflow", ["error", "drop"])
+def test_metrics_count_the_rows_that_were_sent(overflow: str) -> None:
+    counts = np.array([[r + (d == 0) for d in range(N)] for r in range(N)], np.int32)
+    room = 64 if overflow == "error" else 7
+    x = np.ones((N, 16, 2), np.float32)
+
+    def exchange(x: Any, counts: Any) -> Any:
+        return jcoll.all_to_all_v(x, counts, "x", output_size=room, overflow=overflow)[:2]
+
+    jcoll.reset_metrics()
+    _, received = jax.block_until_ready(spmd(exchange, mesh_of(N))(*put(mesh_of(N), (x, counts))))
+    (row,) = jcoll.metrics()
+    assert row["row_bytes"] == np.asarray(received).sum() * 2 * 4
+    assert (row["row_bytes"] < counts.sum() * 2 * 4) == (overflow == "drop")
