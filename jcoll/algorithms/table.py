@@ -34,8 +34,7 @@ def update(text: str) -> str:
 
 def _catalogue(op: str | None = None) -> list[Algorithm]:
     """Our own, by name."""
-    ours = [a for a in all_algorithms(op) if a.build.__module__.startswith("jcoll.")]
-    return sorted(ours, key=lambda a: a.name)
+    return sorted((a for a in all_algorithms(op) if a.is_ours), key=lambda a: a.name)
 
 
 def _families() -> str:

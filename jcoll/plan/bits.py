@@ -25,7 +25,8 @@ def differing_bits(plan: Plan) -> str | None:
         if others:
             return (
                 f"{plan.name}: output[{chunk}] of ranks {rank_list(others)} is added in another "
-                "order than on rank 0."
+                "order than on rank 0.\n"
+                "  Let one rank add it up and send the sum, or all add alike."
             )
     return None
 
