@@ -27,11 +27,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jcoll.algorithms.hierarchical import HIERARCHICAL_OPS
 from jcoll.comm.group import Groups
 from jcoll.comm.mesh import Call
 from jcoll.ops import _primitive
 from jcoll.ops._reductions import reduce_by_lax
-from jcoll.tuning.candidates import ON_HOSTS
+from jcoll.tuning.candidates import NO_LEVELS, ON_HOSTS
 
 MIN_PIECE_NBYTES = 1 << 20
 """A piece that crosses in less time than it takes to begin one is not worth its own."""
@@ -65,6 +66,14 @@ def split(host_of: Sequence[int], axis_size: int, groups: Groups) -> Split | str
     if len({len(host) for host in hosts}) > 1 or len(hosts[0]) == 1:
         return f"{ON_HOSTS}, one on each or not as many on each"
     return Split(hosts, tuple(rail for group in found for rail in zip(*(group or ()), strict=True)))
+
+
+def obstacle(op: str, host_of: Sequence[int], axis_size: int, groups: Groups) -> str | None:
+    """Why a call whose ranks are on several hosts cannot be done in two levels."""
+    if op not in HIERARCHICAL_OPS:
+        return NO_LEVELS
+    levels = split(host_of, axis_size, groups)
+    return levels if isinstance(levels, str) else None
 
 
 def _levels(host_of: Sequence[int], group: Sequence[int]) -> tuple[tuple[int, ...], ...] | None:
