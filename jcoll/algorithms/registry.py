@@ -5,8 +5,8 @@ To add one:
   2. decorate it with @algorithm(name, op=..., ...); in jcoll itself, in a file of its own that
      jcoll/algorithms/__init__.py imports;
   3. nothing else: the tests, the command line's choices and the tuner's candidates are all read
-     from here, and `python -m jcoll.algorithms.table` brings the docs up to date. A plan is
-     verified before its first use.
+     from here; `python -m jcoll.algorithms.table` and `python scripts/draw_algorithms.py` bring
+     the docs up to date. A plan is proved before its first use.
 """
 
 from __future__ import annotations

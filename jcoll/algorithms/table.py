@@ -43,11 +43,17 @@ def _families() -> str:
         ops.setdefault(a.name, []).append(f"{a.op}{' (ragged)' * a.ragged}")
     first = {a.name: a for a in reversed(_catalogue())}
     rows = [
-        [f"`{name}`", _idea(first[name]), ", ".join(ops[name]), _ranks(first[name])] for name in ops
+        [_linked(name), _idea(first[name]), ", ".join(ops[name]), _ranks(first[name])]
+        for name in ops
     ]
     sources = [f"- `{name}`: {_source(first[name])}." for name in ops]
     table = _table(["algorithm", "idea", "ops", "ranks"], rows)
     return "\n".join([table, "", "Sources:", "", *sources])
+
+
+def _linked(name: str) -> str:
+    """To its picture, by scripts/draw_algorithms.py."""
+    return f"[`{name}`](pictures/{name}.svg)"
 
 
 def _counts(op: str) -> str:

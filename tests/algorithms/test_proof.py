@@ -7,16 +7,10 @@ from plan.handmade import plan, recv_reduce, send
 
 from jcoll.algorithms import bruck
 from jcoll.algorithms.proof import prove
-from jcoll.algorithms.registry import Algorithm, algorithm, all_algorithms, get, plan_for
+from jcoll.algorithms.registry import algorithm, get
 from jcoll.plan.ir import PlanError
 from jcoll.plan.verify import verify
 from jcoll.runtime import plans
-
-
-@pytest.mark.parametrize("a", all_algorithms(), ids=lambda a: f"{a.op}-{a.name}")
-def test_the_catalogue_keeps_what_a_users_must(a: Algorithm) -> None:
-    for n in (n for n in (2, 3, 8, 12) if a.supports(n) is None):
-        prove(a, plan_for(a.op, a.name, n))
 
 
 def test_a_relay_is_not_ragged() -> None:
