@@ -45,11 +45,47 @@ std::optional<Failure> ValidateGroups(const Description& d) {
   return std::nullopt;
 }
 
+// Whether every block goes straight from where it is to where it belongs, as one message of its
+// own: what RemoteRun::MoveStream takes for granted, which does not look at chunks.
+bool MovesWholeBlocks(const PlanPrograms& p) {
+  if (p.in_blocks != p.num_ranks || p.out_blocks != p.num_ranks || p.chunks_per_block != 1) {
+    return false;
+  }
+  for (int rank = 0; rank < p.num_ranks; ++rank) {
+    std::set<int> received;
+    for (const RankProgram::Action& a : p.ranks[rank].actions) {
+      if (a.srcs.size() != 1 || a.has_chunk == (a.slot != RankProgram::kNone)) return false;
+      const RankProgram::Operand& src = a.srcs[0];
+      // The input chunk that is staged, copied, or in the peer's slot.
+      std::optional<RankProgram::Origin> from = RankProgram::Origin{src.buffer, src.chunk};
+      if (src.slot != RankProgram::kNone) from = p.ranks[src.rank].origins[src.slot];
+      if (!from || from->buffer != PlanBuffer::kInput) return false;
+      if (!a.has_chunk) {
+        if (src.slot != RankProgram::kNone) return false;
+        continue;
+      }
+      if (from->chunk != rank || a.buffer != PlanBuffer::kOutput || a.chunk != src.rank)
+        return false;
+      received.insert(a.chunk);
+    }
+    if (static_cast<int>(received.size()) != p.num_ranks) return false;
+  }
+  return true;
+}
+
 std::optional<Failure> ValidateRows(const Description& d) {
   if (d.row_nbytes < 0 || d.in_rows < 0 || d.out_rows < 0 || d.num_updates < 1) {
     return Malformed(d, "negative row counts");
   }
   if (d.index_nbytes != 4 && d.index_nbytes != 8) return Malformed(d, "index_nbytes not 4 or 8");
+  if (d.plans.empty()) return std::nullopt;
+  if (static_cast<int>(d.plans.size()) != d.num_groups()) return Malformed(d, "a plan is missing");
+  for (int g = 0; g < d.num_groups(); ++g) {
+    const PlanPrograms& plan = d.plans[g]->programs;
+    if (plan.num_ranks != d.group_size(g) || !MovesWholeBlocks(plan)) {
+      return Malformed(d, "the plan does not send every block as a whole from rank to rank");
+    }
+  }
   return std::nullopt;
 }
 
@@ -65,6 +101,7 @@ std::optional<Failure> ValidatePlans(const Description& d) {
         plan.out_blocks != d.out_blocks) {
       return Malformed(d, "the plan is one of another op or number of ranks");
     }
+    if (!d.process_of.empty() && d.plans[g]->not_remote) return d.plans[g]->not_remote;
     // A mean is a sum that is divided afterwards; a plan reduces in several passes.
     if (plan.reduces && (!CanReduce(d) || d.reduce_op == ReduceOp::kMean)) {
       return Malformed(d, "this reduction does not exist for this dtype");

@@ -35,7 +35,7 @@ struct PlanMoves : PlanShape {
 
 // Fails for a plan that gets stuck, or that writes a chunk over a shorter one. The operands of a
 // reduction are ordered by rank, so that two ranks which reduce the same values get the same bits.
-// `simplify`: as PlanValues does; false for tests, which compare.
+// `simplify`: as PlanValues does. Else every operation is one of the plan's.
 std::optional<Failure> MakeMoves(const Plan& plan, PlanMoves* moves, bool simplify = true);
 
 }  // namespace jcoll

@@ -5,6 +5,8 @@
 #include <tuple>
 #include <utility>
 
+#include "plan_bits.h"
+
 namespace jcoll {
 namespace {
 
@@ -12,6 +14,7 @@ struct Store {
   std::mutex mu;
   PlanMaker maker;
   std::map<PlanKey, std::shared_ptr<const LoadedPlan>> plans;
+  int64_t num_forgotten = 0;  // Calls of ForgetPlans.
 };
 
 // Never destroyed: XLA's threads may outlive static destructors.
@@ -37,13 +40,31 @@ void ForgetPlans() {
   Store& store = GetStore();
   std::lock_guard<std::mutex> lock(store.mu);
   store.plans.clear();
+  ++store.num_forgotten;
+}
+
+std::optional<Failure> LoadPlan(const Plan& plan, LoadedPlan* loaded) {
+  if (auto failure = MakeMoves(plan, &loaded->moves)) return failure;
+  if (DifferingBits(plan, loaded->moves)) {
+    if (auto failure = MakeMoves(plan, &loaded->moves, /*simplify=*/false)) return failure;
+  }
+  if (auto failure = MakePrograms(plan, &loaded->programs)) return failure;
+  if (auto c = DifferingBits(plan, loaded->programs)) {
+    loaded->not_remote = CannotBeRun(
+        c->rank, c->buffer, c->chunk,
+        "would be added in another order than rank 0's, as its partial sums are folded between "
+        "processes.\n  Use algorithm=\"direct\", or have one rank add up and send the sum");
+  }
+  return std::nullopt;
 }
 
 std::variant<std::shared_ptr<const LoadedPlan>, Failure> PlanFor(const PlanKey& key) {
   Store& store = GetStore();
   PlanMaker maker;
+  int64_t num_forgotten;
   {
     std::lock_guard<std::mutex> lock(store.mu);
+    num_forgotten = store.num_forgotten;
     const auto found = store.plans.find(key);
     if (found != store.plans.end()) return found->second;
     maker = store.maker;
@@ -61,9 +82,10 @@ std::variant<std::shared_ptr<const LoadedPlan>, Failure> PlanFor(const PlanKey& 
     return Failure{FailureCode::kInternal, "jcoll: a plan for another number of ranks was made."};
   }
   auto loaded = std::make_shared<LoadedPlan>();
-  if (auto failure = MakeMoves(plan, &loaded->moves)) return std::move(*failure);
-  if (auto failure = MakePrograms(plan, &loaded->programs)) return std::move(*failure);
+  if (auto failure = LoadPlan(plan, loaded.get())) return std::move(*failure);
   std::lock_guard<std::mutex> lock(store.mu);
+  // The one who asked gets what was right then; who asks later, what is right now.
+  if (store.num_forgotten != num_forgotten) return loaded;
   return store.plans.emplace(key, std::move(loaded)).first->second;
 }
 

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <variant>
 
@@ -21,19 +22,28 @@ struct PlanKey {
 
 // A plan, ready to be run.
 struct LoadedPlan {
-  PlanMoves moves;        // With all ranks in this process.
-  PlanPrograms programs;  // With ranks in several.
+  PlanMoves moves;                    // With all ranks in this process.
+  PlanPrograms programs;              // With ranks in several,
+  std::optional<Failure> not_remote;  // if nothing speaks against it.
 };
 
+// Fails for a plan that makes no sense when its steps are followed. All ranks of an all_reduce get
+// the same bits, if the plan's steps add in one order: reductions are folded only where that holds
+// afterwards, and with ranks in several processes, where folding cannot be left out, such a plan
+// is not followed.
+std::optional<Failure> LoadPlan(const Plan& plan, LoadedPlan* loaded);
+
 // Makes the encoded plan for a key (jcoll/plan/encode.py), or says why it cannot be had. Called on
-// whichever thread instantiates a program, at most once per key that it can serve.
+// whichever threads instantiate programs; a plan that it has made is not asked for again, but by
+// threads that ask meanwhile.
 using PlanMaker = std::function<std::variant<std::string, Failure>(const PlanKey&)>;
 void SetPlanMaker(PlanMaker maker);
 
 // The plan for a key; made when it is first asked for.
 std::variant<std::shared_ptr<const LoadedPlan>, Failure> PlanFor(const PlanKey& key);
 
-// Forgets a plan: its algorithm has been defined anew. Programs that hold it go on with it.
+// Forgets all plans, those that are being made too: an algorithm has been defined anew. Programs
+// that hold one go on with it.
 void ForgetPlans();
 
 }  // namespace jcoll

@@ -4,11 +4,10 @@
 // ranks are in one process, much of what a plan stores is never looked at again: a ring stores
 // every partial sum on the way. Two rewrites, as in any compiler:
 //
-//   fold     a value that is used once, and is not a result, is not stored: its operands become
-//   those
-//            of its user. A ring's n - 1 reductions of a chunk become one, of n operands: one pass
-//            over memory, and one rounding for the 16-bit types.
-//   fan out  copies of a value are written by whoever makes it, from registers.
+// - Fold: a value that is used once, and is not a result, is not stored: its operands become those
+//   of its user. A ring's n - 1 reductions of a chunk become one, of n operands: one pass over
+//   memory, and one rounding for the 16-bit types.
+// - Fan out: copies of a value are written by whoever makes it, from registers.
 //
 // Each moves reads or writes in time, and is done only if the chunks concerned are not touched
 // in between.

@@ -8,15 +8,31 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 
 
 class AxisError(NameError, ValueError):
     """An axis name that is not bound here. A NameError, as `jax.lax` raises, and a ValueError."""
 
 
+class UsageError(ValueError):
+    """A command line that cannot be carried out; the text says what to change."""
+
+
 def text(where: str, problem: str, fix: str) -> str:
     """Joins the parts; `problem` says what was given and what is needed."""
     return f"jcoll.{where}: {problem}\n  {fix}"
+
+
+def ranges(numbers: Iterable[int], to: str = "-", between: str = ", ") -> str:
+    """ "0-2, 5" for [0, 1, 2, 5]."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][-1] + 1:
+            spans[-1] = [spans[-1][0], number]
+        else:
+            spans.append([number])
+    return between.join(to.join(map(str, span)) for span in spans)
 
 
 def is_doctor() -> bool:

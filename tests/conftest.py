@@ -38,6 +38,5 @@ def catalogue() -> Iterator[None]:
     if before != registry._ALGORITHMS:
         registry._ALGORITHMS.clear()
         registry._ALGORITHMS.update(before)
-        registry.plan_for.cache_clear()
         for forget in registry.on_register:
             forget()

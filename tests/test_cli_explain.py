@@ -8,6 +8,8 @@ import pytest
 
 from jcoll import cli
 from jcoll.comm import mesh
+from jcoll.tuning import select, table
+from jcoll.tuning.candidates import PROCESS, PROCESSES
 
 
 @pytest.fixture
@@ -17,6 +19,19 @@ def run(capsys):
         return capsys.readouterr().out
 
     return run
+
+
+@pytest.fixture
+def own_table(monkeypatch):
+    """The user's: in one process "ring" is fastest, between processes "tree"."""
+    rows = tuple(
+        table.Row(placement, "all_reduce", 4, 1 << 20, {"direct": 100.0, fastest: 1.0})
+        for placement, fastest in ((PROCESS, "ring"), (PROCESSES, "tree"))
+    )
+    monkeypatch.setattr(table, "own", lambda kind: table.Table("cpu", "test", rows))
+    select.select.cache_clear()
+    yield
+    select.select.cache_clear()
 
 
 def test_one_process(run):
@@ -53,6 +68,26 @@ def test_several_hosts(run):
     assert "\nxla: its ranks are on several hosts, and this op" in run("broadcast", *flags)
 
 
+def test_hosts_without_two_levels(run):
+    """As the runtime has it, which the same function tells: one rank on each host."""
+    flags = ["--size", "1M", "--mesh", "host=2,local=4", "--processes", "2", "--hosts", "2"]
+    out = run("all_reduce", *flags, "--axis", "host")
+    assert "2 ranks, several hosts" in out
+    assert "\nxla: its ranks are on several hosts, one on each or not as many on each\n" in out
+    assert "\n*  xla " in out and "\n*  hierarchical " not in out
+    mesh = ["--size", "1M", "--mesh", "a=2,host=2,b=2", "--processes", "4", "--hosts", "4"]
+    assert "not in equal runs of one host" in run("all_reduce", *mesh, "--axis", "b,a")
+
+
+@pytest.mark.usefixtures("own_table")
+def test_whose_table(run):
+    """Within one process of a job the user's own decides nothing: the others may have another."""
+    flags = ["all_reduce", "--size", "1M", "--mesh", "host=4,local=4", "--axis"]
+    assert "\nring: " in run(*flags, "local")
+    assert "\nring: " not in run(*flags, "local", "--processes", "4")
+    assert "\ntree: " in run(*flags, "host", "--processes", "4")
+
+
 def test_narrow(run):
     flags = ["--size", "1M", "--mesh", "d=8", "--dtype", "bfloat16"]
     assert "no: would round partial sums to 16 bits" in run("all_reduce", *flags)
@@ -66,6 +101,10 @@ def test_configured(run, monkeypatch):
     out = run("all_reduce", "--size", "1M", "--mesh", "d=4")
     assert "\nring: JCOLL_ALGORITHM\n" in out
     assert "\n*  ring " in out
+    hosts = ["--size", "1M", "--mesh", "d=4", "--processes", "4", "--hosts", "2"]
+    assert "\nhierarchical: its ranks are" in run("all_reduce", *hosts)
+    monkeypatch.setattr(mesh, "config", dataclasses.replace(mesh.config, algorithm="xla"))
+    assert "\nxla: JCOLL_ALGORITHM\n" in run("all_reduce", *hosts)
 
 
 @pytest.mark.parametrize(

@@ -11,3 +11,6 @@ from jcoll.algorithms import pat as pat
 from jcoll.algorithms import ring as ring
 from jcoll.algorithms import tree as tree
 from jcoll.algorithms.registry import algorithm as algorithm
+from jcoll.algorithms.registry import all_of_ours_are_there
+
+all_of_ours_are_there()

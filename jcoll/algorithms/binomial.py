@@ -25,18 +25,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jcoll.algorithms.logarithms import ceil_log2, floor_log2
 from jcoll.algorithms.registry import algorithm
 from jcoll.plan.builder import Array, Builder
-
-
-def _steps(n: int) -> int:
-    """ceil(log2 n)"""
-    return (n - 1).bit_length()
-
-
-def _rounds(n: int) -> int:
-    """floor(log2 n)"""
-    return n.bit_length() - 1
 
 
 class _Range(NamedTuple):
@@ -67,25 +58,25 @@ def _levels(p: Builder) -> list[tuple[Array, Array, Array, Array]]:
     return found
 
 
-@algorithm("binomial", op="broadcast", rounds=_rounds, sent=_steps)
+@algorithm("binomial", op="broadcast", rounds=floor_log2, sent=ceil_log2)
 def broadcast(p: Builder) -> None:
     for holder, new, _, _ in _levels(p):
         p.send(holder, new)
 
 
-@algorithm("binomial", op="reduce", rounds=_rounds, sent=lambda n: float(n > 1))
+@algorithm("binomial", op="reduce", rounds=floor_log2, sent=lambda n: float(n > 1))
 def reduce(p: Builder) -> None:
     for holder, new, _, _ in reversed(_levels(p)):
         p.send(new, holder, reduce=True)
 
 
-@algorithm("binomial", op="scatter", rounds=_rounds, sent=lambda n: (n - 1) / n)
+@algorithm("binomial", op="scatter", rounds=floor_log2, sent=lambda n: (n - 1) / n)
 def scatter(p: Builder) -> None:
     for holder, new, first, count in _levels(p):
         p.send(holder, new, first, count=count)
 
 
-@algorithm("binomial", op="gather", rounds=_rounds, sent=lambda n: (n // 2) / n)
+@algorithm("binomial", op="gather", rounds=floor_log2, sent=lambda n: (n // 2) / n)
 def gather(p: Builder) -> None:
     for holder, new, first, count in reversed(_levels(p)):
         p.send(new, holder, first, count=count)

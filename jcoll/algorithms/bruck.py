@@ -18,23 +18,19 @@ in multiport message-passing systems", TPDS 1997.
 
 from __future__ import annotations
 
+from jcoll.algorithms.logarithms import ceil_log2
 from jcoll.algorithms.registry import algorithm
 from jcoll.plan.builder import Array, Builder
 
 
-def _rounds(n: int) -> int:
-    """ceil(log2 n)"""
-    return (n - 1).bit_length()
-
-
-@algorithm("bruck", op="all_gather", rounds=_rounds, sent=lambda n: (n - 1) / n)
+@algorithm("bruck", op="all_gather", rounds=ceil_log2, sent=lambda n: (n - 1) / n)
 def all_gather(p: Builder) -> None:
     r, n = p.ranks, p.num_ranks
     if n == 1:
         return
     blocks = p.scratch(n)  # Chunk blocks + j: the block of rank r + j.
     p.copy(r, r, to=blocks)
-    for i in range(_rounds(n)):
+    for i in range(ceil_log2(n)):
         have = 1 << i
         p.send(r, (r - have) % n, blocks, to=blocks + have, count=min(have, n - have))
     p.copy(r[:-1], blocks + 1, to=r[:-1] + 1, count=n - 1 - r[:-1])
@@ -45,12 +41,12 @@ def _sent_all_to_all(n: int) -> float:
     return sum(j.bit_count() for j in range(n)) / n
 
 
-@algorithm("bruck", op="all_to_all", rounds=_rounds, sent=_sent_all_to_all)
+@algorithm("bruck", op="all_to_all", rounds=ceil_log2, sent=_sent_all_to_all)
 def all_to_all(p: Builder) -> None:
     r, n = p.ranks, p.num_ranks
     # The work chunk with the block that has j ranks to go, in all.
     at: dict[int, int | Array] = {j: (r + j) % n for j in range(n)}
-    for i in range(_rounds(n)):
+    for i in range(ceil_log2(n)):
         moving = [j for j in range(n) if j >> i & 1]
         packed, arrived = p.scratch(len(moving)), p.scratch(len(moving))
         for first, place, count in _runs(moving, at):

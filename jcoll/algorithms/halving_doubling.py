@@ -25,6 +25,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from jcoll.algorithms.logarithms import floor_log2
 from jcoll.algorithms.registry import algorithm
 from jcoll.plan.builder import Array, Builder
 
@@ -35,7 +36,7 @@ class Fold:
     """n ranks as a power of two of ranks, the core, and extra ones."""
 
     def __init__(self, n: int) -> None:
-        self.log = n.bit_length() - 1
+        self.log = floor_log2(n)
         self.size = 1 << self.log  # Of the core.
         self.num_extra = n - self.size
         v = np.arange(self.size)

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from jcoll.algorithms.logarithms import ceil_log2
 from jcoll.algorithms.registry import algorithm
 from jcoll.plan.builder import Builder
 
@@ -48,7 +49,7 @@ class _Hop(NamedTuple):
 def _order(n: int) -> tuple[list[int], list[_Hop]]:
     """(slot of the block that has come j ranks far, for all j; the hops of all_gather)."""
     order, rounds = [0], []
-    for i in reversed(range(_rounds(n))):
+    for i in reversed(range(ceil_log2(n))):
         distance = 1 << i
         moving = [j for j in order if j + distance < n]
         arrived = [j + distance for j in moving]
@@ -56,11 +57,6 @@ def _order(n: int) -> tuple[list[int], list[_Hop]]:
         order = order + arrived if len(moving) == len(order) else arrived + order
     slot = [order.index(j) for j in range(n)]
     return slot, [_Hop(d, slot[js[0]], slot[js[0] + d], len(js)) for d, js in rounds]
-
-
-def _rounds(n: int) -> int:
-    """ceil(log2 n)"""
-    return (n - 1).bit_length()
 
 
 def _spread(p: Builder, slots: int, hops: list[_Hop]) -> None:
@@ -84,7 +80,7 @@ def _sort_in(p: Builder, slot: list[int]) -> int:
     return slots
 
 
-@algorithm("pat", op="all_gather", rounds=_rounds, sent=lambda n: (n - 1) / n)
+@algorithm("pat", op="all_gather", rounds=ceil_log2, sent=lambda n: (n - 1) / n)
 def all_gather(p: Builder) -> None:
     r, n = p.ranks, p.num_ranks
     slot, hops = _order(n)
@@ -95,7 +91,7 @@ def all_gather(p: Builder) -> None:
         p.copy(r, slots + slot[j], to=(r - j) % n)
 
 
-@algorithm("pat", op="reduce_scatter", rounds=_rounds, sent=lambda n: (n - 1) / n)
+@algorithm("pat", op="reduce_scatter", rounds=ceil_log2, sent=lambda n: (n - 1) / n)
 def reduce_scatter(p: Builder) -> None:
     slot, hops = _order(p.num_ranks)
     slots = _sort_in(p, slot)
@@ -107,7 +103,7 @@ def reduce_scatter(p: Builder) -> None:
     "pat",
     op="all_reduce",
     chunks=lambda n: n,
-    rounds=lambda n: 2 * _rounds(n),
+    rounds=lambda n: 2 * ceil_log2(n),
     sent=lambda n: 2 * (n - 1) / n,
 )
 def all_reduce(p: Builder) -> None:

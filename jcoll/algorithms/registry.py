@@ -5,8 +5,8 @@ To add one:
   2. decorate it with @algorithm(name, op=..., ...); in jcoll itself, in a file of its own that
      jcoll/algorithms/__init__.py imports;
   3. nothing else: the tests, the command line's choices and the tuner's candidates are all read
-     from here, and `python -m jcoll.algorithms.table` brings the docs up to date. A plan is
-     verified before its first use.
+     from here; `python -m jcoll.algorithms.table` and `python scripts/draw_algorithms.py` bring
+     the docs up to date. A plan is proved before its first use.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Algorithm:
         array; else the whole array of num_ranks blocks); None: no closed formula.
     unsupported: why it cannot serve this number of ranks, or None.
     ragged: it sends whole blocks from where they are to where they belong, so that an executor may
-        give every block a size of its own, known only at run time.
+        give every block a size of its own, known only at run time (plan/ragged.py).
     """
 
     name: str
@@ -62,8 +62,8 @@ class Algorithm:
 
     @property
     def is_ours(self) -> bool:
-        """Whether it comes with jcoll, whose tests have proved it."""
-        return self.build.__module__.startswith("jcoll.")
+        """Whether it comes with jcoll, whose tests have proved it. A composition does not."""
+        return self in _OURS
 
     def supports(self, num_ranks: int) -> str | None:
         """None, or why not."""
@@ -71,6 +71,7 @@ class Algorithm:
 
 
 _ALGORITHMS: dict[tuple[str, str], Algorithm] = {}
+_OURS: set[Algorithm] = set()
 
 on_register: list[Callable[[], None]] = []
 """Called when an algorithm is registered, perhaps anew: for those who keep plans."""
@@ -108,9 +109,13 @@ def register(a: Algorithm) -> None:
         problem = f"the name is taken by {'.'.join(_origin(old.build))}."
         raise ValueError(errors.text(_where(a.name, a.op), problem, "Choose another name."))
     _ALGORITHMS[a.op, a.name] = a
-    plan_for.cache_clear()
     for forget in on_register:
         forget()
+
+
+def all_of_ours_are_there() -> None:
+    """What is registered from here on does not come with jcoll."""
+    _OURS.update(_ALGORITHMS.values())
 
 
 def _check_names(name: str, op: str) -> None:
@@ -201,10 +206,14 @@ def builder_for(a: Algorithm, num_ranks: int, *, root: int = 0, **kwargs: object
     )
 
 
-@functools.lru_cache(maxsize=256)
 def plan_for(op: str, name: str, num_ranks: int, root: int = 0) -> Plan:
     """The plan. ValueError (PlanError) for what cannot be had."""
-    a = get(op, name, num_ranks)
+    return _built(get(op, name, num_ranks), num_ranks, root)
+
+
+@functools.lru_cache(maxsize=256)
+def _built(a: Algorithm, num_ranks: int, root: int) -> Plan:
+    """By algorithm, not by name: one may be defined anew while its old plan is being built."""
     builder = builder_for(a, num_ranks, root=root)
     a.build(builder)
     return builder.finish()

@@ -34,8 +34,7 @@ def update(text: str) -> str:
 
 def _catalogue(op: str | None = None) -> list[Algorithm]:
     """Our own, by name."""
-    ours = [a for a in all_algorithms(op) if a.build.__module__.startswith("jcoll.")]
-    return sorted(ours, key=lambda a: a.name)
+    return sorted((a for a in all_algorithms(op) if a.is_ours), key=lambda a: a.name)
 
 
 def _families() -> str:
@@ -44,11 +43,17 @@ def _families() -> str:
         ops.setdefault(a.name, []).append(f"{a.op}{' (ragged)' * a.ragged}")
     first = {a.name: a for a in reversed(_catalogue())}
     rows = [
-        [f"`{name}`", _idea(first[name]), ", ".join(ops[name]), _ranks(first[name])] for name in ops
+        [_linked(name), _idea(first[name]), ", ".join(ops[name]), _ranks(first[name])]
+        for name in ops
     ]
     sources = [f"- `{name}`: {_source(first[name])}." for name in ops]
     table = _table(["algorithm", "idea", "ops", "ranks"], rows)
     return "\n".join([table, "", "Sources:", "", *sources])
+
+
+def _linked(name: str) -> str:
+    """To its picture, by scripts/draw_algorithms.py."""
+    return f"[`{name}`](pictures/{name}.svg)"
 
 
 def _counts(op: str) -> str:

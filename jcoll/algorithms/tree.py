@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jcoll.algorithms.logarithms import ceil_log2
 from jcoll.algorithms.registry import algorithm
 from jcoll.plan.builder import Array, Builder
 
@@ -82,7 +83,7 @@ def _trees(p: Builder) -> list[_Tree]:
     for index, order in enumerate((place, mirrored)):
         rank_at = (p.root + np.concatenate([[0], order])) % n
         chunks = (p.chunks_per_block + 1 - index) // 2
-        trees.append(_Tree(_edges(rank_at), _depth(n), first, chunks))
+        trees.append(_Tree(_edges(rank_at), ceil_log2(n), first, chunks))
         first += chunks
     return trees
 
@@ -126,19 +127,14 @@ def _send(p: Builder, messages: list[_Messages]) -> None:
             p.send(m.src, m.dst, m.chunk, reduce=m.reduce)
 
 
-def _depth(n: int) -> int:
-    """ceil(log2 n)"""
-    return (n - 1).bit_length()
-
-
 def _rounds(n: int) -> int:
     """One way: the last chunk follows CHUNKS / 2 - 1 rounds after the first."""
-    return _depth(n) + CHUNKS // 2 - 1 if n > 2 else n - 1
+    return ceil_log2(n) + CHUNKS // 2 - 1 if n > 2 else n - 1
 
 
 def _rounds_both_ways(n: int) -> int:
     """Up and down; with few ranks the two trees share connections, and take turns."""
-    return max(2 * _depth(n) + CHUNKS // 2 - 1, CHUNKS) if n > 1 else 0
+    return max(2 * ceil_log2(n) + CHUNKS // 2 - 1, CHUNKS) if n > 1 else 0
 
 
 @algorithm(

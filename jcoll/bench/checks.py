@@ -13,12 +13,9 @@ from typing import TypeVar
 
 from jcoll.bench import catalog, sizes
 from jcoll.bench.job import Job
+from jcoll.errors import UsageError
 
 _T = TypeVar("_T")
-
-
-class UsageError(ValueError):
-    """A command line that cannot be carried out; the text says what to change."""
 
 
 def jobs(args: argparse.Namespace) -> list[Job]:

@@ -10,6 +10,7 @@ from typing import TextIO
 from jcoll.bench import checks, options, plot, report, rows, spawn
 from jcoll.bench.job import Job
 from jcoll.bench.status_line import StatusLine
+from jcoll.errors import UsageError
 
 configure = options.configure
 
@@ -18,7 +19,7 @@ def run(args: argparse.Namespace) -> int:
     """Exit status: 0 all measured and right, 1 a failure or wrong result (2 is a usage error)."""
     try:
         todo = checks.jobs(args)
-    except checks.UsageError as error:
+    except UsageError as error:
         args.fail(str(error))
     table = _Table(sys.stdout, copy=bool(args.copy))
     stopped = _run_jobs(todo, table, args.timeout)

@@ -12,16 +12,13 @@ from pathlib import Path
 
 from jcoll.algorithms import registry
 from jcoll.bench import sizes
+from jcoll.errors import UsageError, ranges
 from jcoll.plan.builder import Batch
 from jcoll.plan.ir import Plan
 from jcoll.plan.ops import OPS
 
 MAX_STEPS = 4_000_000  # Of a plan that is kept: 130 MB, more while it is sorted.
 MAX_RANKS = 1 << 16
-
-
-class UsageError(ValueError):
-    """A command line that cannot be carried out; the text says what to change."""
 
 
 def load_module(path: Path | None) -> None:
@@ -71,13 +68,7 @@ def counts(flag: str, text: str) -> list[int]:
 
 def spell_counts(numbers: list[int]) -> str:
     """The reverse of `counts`: [1, 2, 3, 8] -> '1..3,8'."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ",".join(str(r[0]) if len(r) == 1 else f"{r[0]}..{r[-1]}" for r in runs)
+    return ranges(numbers, "..", ",")
 
 
 def rank(flag: str, text: str, num_ranks: int) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from jcoll.algorithms import registry
 from jcoll.cli_plan import arguments, comparison, proofs
+from jcoll.errors import UsageError
 from jcoll.plan import render
 from jcoll.plan.ir import PlanError
 from jcoll.plan.ops import OPS
@@ -73,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         arguments.load_module(args.module)
         return args.action(args)
-    except arguments.UsageError as error:
+    except UsageError as error:
         args.fail(str(error))
         raise  # `fail` does not return.
     except PlanError as error:  # Of an algorithm that cannot build, or a plan that hangs.

@@ -15,6 +15,7 @@ from jcoll.algorithms import registry
 from jcoll.bench.sizes import format_size
 from jcoll.cli_plan import arguments
 from jcoll.cli_plan.progress import Progress
+from jcoll.errors import UsageError
 from jcoll.plan.simulate import simulate
 from jcoll.plan.topology import Topology, TopologyError
 from jcoll.plan.topology_file import get
@@ -45,14 +46,14 @@ def run(args: argparse.Namespace) -> int:
     found = _compare(args)
     print(_as_json(found) if args.json else _as_text(found))
     if args.plot is not None:
-        _draw(found, args.plot)
+        draw(found, args.plot)
     return 0
 
 
 def _check_plot(path: Path) -> None:
     arguments.check_output("--plot", path, (".png", ".svg", ".pdf"))
     if importlib.util.find_spec("matplotlib") is None:
-        raise arguments.UsageError(
+        raise UsageError(
             f"--plot is {path}, but matplotlib is not installed; it is needed to draw: "
             "pip install 'jcoll[bench]', or use --json"
         )
@@ -66,7 +67,7 @@ def _compare(args: argparse.Namespace) -> Comparison:
     try:
         topology = get(args.topology)
     except (TopologyError, OSError) as error:
-        raise arguments.UsageError(f"-t/--topology: {error}") from None
+        raise UsageError(f"-t/--topology: {error}") from None
     chosen, left_out = _algorithms(op, num_ranks, args.algorithms)
     progress, times = Progress(total=len(chosen)), {}
     for algorithm in chosen:
@@ -140,7 +141,8 @@ def _as_json(found: Comparison) -> str:
     return json.dumps(data, indent=2)
 
 
-def _draw(found: Comparison, path: Path) -> None:
+def draw(found: Comparison, path: Path, metadata: dict[str, Any] | None = None) -> None:
+    """metadata: of the picture, as matplotlib's savefig takes it."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -158,5 +160,5 @@ def _draw(found: Comparison, path: Path) -> None:
     axes.set(title=title, xlabel="size (bytes)", ylabel="µs")
     axes.grid(visible=True, alpha=0.3)
     axes.legend(fontsize="small")
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=130, metadata=metadata)
     pyplot.close(figure)

@@ -7,12 +7,12 @@ import time
 from dataclasses import dataclass, field
 
 from jcoll.algorithms import registry
+from jcoll.algorithms.proof import prove
 from jcoll.cli_plan import arguments
 from jcoll.cli_plan.progress import Progress
 from jcoll.plan.counts import rounds, sent
 from jcoll.plan.ir import PlanError
 from jcoll.plan.ops import OPS
-from jcoll.plan.verify import verify
 
 _SMALL = 256
 _COLUMNS = "{:<15} {:<18} {:>6} {:>8} {:>8} {:>9}  {}"
@@ -99,7 +99,7 @@ def _failure(result: _Result, num_ranks: int, root: int) -> str:
     result.num_plans += 1
     try:
         plan = arguments.build(algorithm, num_ranks, root)
-        verify(plan)
+        prove(algorithm, plan)
         result.rounds, result.sent = rounds(plan), sent(plan)
     except PlanError as error:
         return str(error)

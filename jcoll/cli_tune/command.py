@@ -14,10 +14,10 @@ from typing import Any, TextIO
 from jcoll.bench import facts, rows, sizes
 from jcoll.bench.catalog import CATALOG
 from jcoll.bench.status_line import StatusLine
-from jcoll.cli_plan.arguments import UsageError
 from jcoll.cli_tune import runs
 from jcoll.cli_tune.combine import combined
 from jcoll.cli_tune.summary import summary
+from jcoll.errors import UsageError
 from jcoll.plan.ops import OPS
 from jcoll.tuning import table
 from jcoll.tuning.candidates import PROCESS, PROCESSES

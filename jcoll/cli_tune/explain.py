@@ -6,16 +6,19 @@ import argparse
 import math
 import re
 
+import numpy as np
+
 from jcoll.bench import sizes
 from jcoll.bench.catalog import CATALOG, kind, parse_dtype
-from jcoll.cli_plan.arguments import UsageError
 from jcoll.comm.group import Groups
 from jcoll.comm.mesh import configured_algorithm
+from jcoll.errors import UsageError
 from jcoll.explain import candidate_lines
+from jcoll.ops import _hierarchical, _selection
 from jcoll.ops._reductions import REDUCE_OPS
-from jcoll.runtime.world import mesh_positions
-from jcoll.tuning.candidates import HOSTS, PLACEMENTS, PROCESS, PROCESSES, Request
-from jcoll.tuning.select import select
+from jcoll.runtime import world
+from jcoll.tuning.candidates import PLACEMENTS, Request
+from jcoll.tuning.select import automatic, priced
 
 _DESCRIPTION = """\
 Print which algorithm algorithm="auto" means for a call on CPU, the costs of all algorithms, and
@@ -30,7 +33,8 @@ examples:
   python -m jcoll explain all_gather --size 64K --mesh data=8 --processes 4
 
 size: as in bench, the larger of a rank's input and output. The devices of the mesh are numbered
-along its last axis first, and dealt out to processes, and these to hosts, in equal runs.
+along its last axis first, and dealt out to processes, and these to hosts, in equal runs. All
+processes are taken to have this one's tuning file.
 """
 
 
@@ -53,21 +57,14 @@ def run(args: argparse.Namespace) -> int:
         request = make_request(args)
     except ValueError as error:  # UsageError is one.
         args.fail(str(error))
-    algorithm, reason = _chosen(request)
+    configured = configured_algorithm(request.op, Groups(request.num_ranks))
+    algorithm, reason = automatic(request, configured)
     size = sizes.format_size(request.nbytes)
     where = PLACEMENTS[request.placement]
     print(f"{args.op} of {size} ({args.dtype}), {request.num_ranks} ranks, {where}, on CPU")
     print(f"{algorithm}: {reason}\n")
-    print("\n".join(candidate_lines(select(request).candidates, algorithm)))
+    print("\n".join(candidate_lines(priced(request), algorithm)))
     return 0
-
-
-def _chosen(request: Request) -> tuple[str, str]:
-    choice = select(request)
-    configured = configured_algorithm(request.op, Groups(request.num_ranks))
-    if configured == "auto" or choice.algorithm == "xla":
-        return choice.algorithm, choice.reason
-    return configured, "JCOLL_ALGORITHM"
 
 
 def make_request(args: argparse.Namespace) -> Request:
@@ -79,14 +76,21 @@ def make_request(args: argparse.Namespace) -> Request:
     mesh = _mesh(args.mesh)
     axes = _axes(args.axis, mesh)
     num_ranks = math.prod(mesh[axis] for axis in axes)
+    where = _placement(mesh, axes, args.processes, args.hosts)
+    obstacle = None
+    if where.host_of is not None:
+        obstacle = _hierarchical.obstacle(args.op, where.host_of, num_ranks, Groups(num_ranks))
     reduces = CATALOG[args.op].reduces and args.redop in ("sum", "mean", "prod")
     return Request(
         op=args.op,
         sizes=(num_ranks,),
         nbytes=sizes.parse_size(args.size),
-        placement=_placement(mesh, axes, args.processes, args.hosts),
+        placement=_selection.placement_of(where),
+        obstacle=obstacle,
         is_narrow=reduces and kind(dtype) == "float" and dtype.itemsize == 2,
         is_mean=args.redop == "mean",
+        # As world.has_same_tuning says: who is within one process has not asked the others.
+        use_own=args.processes == 1 or where != world.Placement(),
     )
 
 
@@ -106,20 +110,25 @@ def _axes(text: str | None, mesh: dict[str, int]) -> list[str]:
     return axes
 
 
-def _placement(mesh: dict[str, int], axes: list[str], processes: int, hosts: int) -> str:
+def _placement(
+    mesh: dict[str, int], axes: list[str], processes: int, hosts: int
+) -> world.Placement:
     total = math.prod(mesh.values())
     if processes < 1 or total % processes:
         raise UsageError(f"--processes is {processes}; a divisor of the mesh's {total} is needed")
     if hosts < 1 or processes % hosts:
         raise UsageError(f"--hosts is {hosts}; a divisor of the {processes} --processes is needed")
     size = math.prod(mesh[axis] for axis in axes)
-    group_of = [position // size for position in mesh_positions(mesh, axes)]
-    if _groups_are_split(group_of, total // hosts):
-        return HOSTS
-    return PROCESSES if _groups_are_split(group_of, total // processes) else PROCESS
+    positions = list(world.mesh_positions(mesh, axes))
+    process_of, host_of = np.empty((2, total), np.int64)
+    process_of[positions] = np.arange(total) // (total // processes)
+    host_of[positions] = np.arange(total) // (total // hosts)
+    if _are_groups_split(host_of, size):
+        return world.Placement(host_of=tuple(host_of.tolist()))
+    if _are_groups_split(process_of, size):
+        return world.Placement(process_of=tuple(process_of.tolist()))
+    return world.Placement()
 
 
-def _groups_are_split(group_of: list[int], run: int) -> bool:
-    """Whether a group has devices in several runs of so many devices."""
-    places = {(group, device // run) for device, group in enumerate(group_of)}
-    return len(places) > len(set(group_of))
+def _are_groups_split(of_position: np.ndarray, size: int) -> bool:
+    return any(len(set(group)) > 1 for group in world.by_group(of_position, size, ()))

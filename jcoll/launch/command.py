@@ -9,6 +9,7 @@ import os
 import sys
 from pathlib import Path
 
+from jcoll.errors import UsageError
 from jcoll.launch.job import Job, free_port, is_free
 from jcoll.launch.output import Output
 from jcoll.launch.supervise import Supervisor
@@ -48,10 +49,6 @@ that it sets itself come too late: set them outside.
 exit status: 0 all succeeded; that of the first rank to fail (128 + signal if one killed it);
   124 --timeout; 130 Ctrl-C; 2 bad command line
 """
-
-
-class UsageError(ValueError):
-    """A command line that cannot be carried out; the text says what to change."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

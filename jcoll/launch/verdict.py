@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from jcoll.errors import ranges
+
 _TRACES = (b"Traceback (most recent call last)", b"Fatal Python error")
 _MEANING: dict[int, str] = {
     signal.SIGKILL: "someone, or the kernel for want of memory, killed it",
@@ -93,17 +95,6 @@ def how_all_ended(fates: list[Fate], ranks: Iterable[int]) -> str:
     return "; ".join(
         f"rank{'s' * (len(those) > 1)} {ranges(those)}: {words}" for words, those in groups.items()
     )
-
-
-def ranges(ranks: list[int]) -> str:
-    """[0, 2, 3, 4] as 0, 2-4."""
-    spans: list[list[int]] = []
-    for rank in ranks:
-        if spans and spans[-1][-1] == rank - 1:
-            spans[-1] = [spans[-1][0], rank]
-        else:
-            spans.append([rank])
-    return ", ".join("-".join(map(str, span)) for span in spans)
 
 
 def _signal_name(number: int) -> str:

@@ -13,6 +13,10 @@ instead of G times as much for the first two where every rank crosses with all o
 array; for all_gather one rank's part, which cannot cross less often). all_reduce is cut into pieces
 that depend on nothing of each other: XLA has one piece cross while the next is reduced inside.
 
+Sums and products of narrow floats are float32 from the first addition to the last, and rounded
+once, as the ops promise: M counts 4 bytes for each. What a max or min passes on is one of the
+values.
+
 These are CollectiveSpec.hierarchical of the ops.
 
 Source: the scheme is that of NCCL's and Horovod's hierarchical all_reduce.
@@ -27,11 +31,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jcoll.algorithms.hierarchical import HIERARCHICAL_OPS
 from jcoll.comm.group import Groups
 from jcoll.comm.mesh import Call
 from jcoll.ops import _primitive
-from jcoll.ops._reductions import reduce_by_lax
-from jcoll.tuning.candidates import ON_HOSTS
+from jcoll.ops._reductions import accumulation_dtype, reduce_by_lax
+from jcoll.tuning.candidates import NO_LEVELS, ON_HOSTS
 
 MIN_PIECE_NBYTES = 1 << 20
 """A piece that crosses in less time than it takes to begin one is not worth its own."""
@@ -64,7 +69,18 @@ def split(host_of: Sequence[int], axis_size: int, groups: Groups) -> Split | str
     hosts = tuple(host for group in found for host in group or ())
     if len({len(host) for host in hosts}) > 1 or len(hosts[0]) == 1:
         return f"{ON_HOSTS}, one on each or not as many on each"
-    return Split(hosts, tuple(rail for group in found for rail in zip(*(group or ()), strict=True)))
+    rails = tuple(rail for group in found for rail in zip(*(group or ()), strict=True))
+    if len({len(rail) for rail in rails}) > 1:
+        return f"{ON_HOSTS}, not on as many for every group"
+    return Split(hosts, rails)
+
+
+def obstacle(op: str, host_of: Sequence[int], axis_size: int, groups: Groups) -> str | None:
+    """Why a call whose ranks are on several hosts cannot be done in two levels."""
+    if op not in HIERARCHICAL_OPS:
+        return NO_LEVELS
+    levels = split(host_of, axis_size, groups)
+    return levels if isinstance(levels, str) else None
 
 
 def _levels(host_of: Sequence[int], group: Sequence[int]) -> tuple[tuple[int, ...], ...] | None:
@@ -94,9 +110,6 @@ def rail(call: Call, levels: Split) -> dict[str, Any]:
 
 
 def all_reduce(x: Any, *, call: Call, levels: Split, op: str) -> list[Any]:
-    if op == "mean":
-        (total,) = all_reduce(x, call=call, levels=levels, op="sum")
-        return [total / jnp.asarray(call.num_ranks, total.dtype)]
     flat = x.reshape(-1)
     pieces = max(1, min(MAX_PIECES, flat.size * flat.dtype.itemsize // MIN_PIECE_NBYTES))
     quantum = pieces * levels.num_local
@@ -106,23 +119,40 @@ def all_reduce(x: Any, *, call: Call, levels: Split, op: str) -> list[Any]:
 
 
 def _reduce_piece(piece: Any, call: Call, levels: Split, op: str) -> Any:
-    part = inside("reduce_scatter", piece, call=call, levels=levels, op=op)
-    num_hosts = len(levels.rails[0])
-    part = reduce_by_lax(part, op, rail(call, levels), num_hosts)
+    step = _step(op)
+    part = inside("reduce_scatter", _widened(piece, op), call=call, levels=levels, op=step)
+    part = reduce_by_lax(part, step, rail(call, levels), len(levels.rails[0]))
+    part = _finished(part, op, call, piece.dtype)
     return inside("all_gather", part, call=call, levels=levels).reshape(-1)
 
 
 def reduce_scatter(x: Any, *, call: Call, levels: Split, op: str) -> list[Any]:
-    if op == "mean":
-        (total,) = reduce_scatter(x, call=call, levels=levels, op="sum")
-        return [total / jnp.asarray(call.num_ranks, total.dtype)]
-    num_local, num_hosts = levels.num_local, len(levels.rails[0])
+    num_local, num_hosts, step = levels.num_local, len(levels.rails[0]), _step(op)
     by_index = jnp.swapaxes(x.reshape(num_hosts, num_local, *x.shape[1:]), 0, 1)
-    part = inside("reduce_scatter", by_index, call=call, levels=levels, op=op)  # [hosts, ...]
-    if op == "sum":
-        return [jax.lax.psum_scatter(part, **rail(call, levels))]
-    total = reduce_by_lax(part, op, rail(call, levels), num_hosts)
-    return [total[_primitive.rank_in_group(call) // num_local]]
+    wide = _widened(by_index, op)
+    part = inside("reduce_scatter", wide, call=call, levels=levels, op=step)  # [hosts, ...]
+    if step == "sum":
+        total = jax.lax.psum_scatter(part, **rail(call, levels))
+    else:
+        total = reduce_by_lax(part, step, rail(call, levels), num_hosts)
+        total = total[_primitive.rank_in_group(call) // num_local]
+    return [_finished(total, op, call, x.dtype)]
+
+
+def _step(op: str) -> str:
+    """What the levels do: a mean is divided at the end."""
+    return "sum" if op == "mean" else op
+
+
+def _widened(x: Any, op: str) -> Any:
+    """x in the type in which partial results are passed on from level to level."""
+    return x.astype(accumulation_dtype(x.dtype)) if op in ("sum", "mean", "prod") else x
+
+
+def _finished(total: Any, op: str, call: Call, dtype: Any) -> Any:
+    if op == "mean":
+        total = total / jnp.asarray(call.num_ranks, total.dtype)
+    return total.astype(dtype)
 
 
 def all_gather(x: Any, *, call: Call, levels: Split) -> list[Any]:

@@ -10,12 +10,11 @@ import jax
 import jax.numpy as jnp
 
 from jcoll import _compat, errors
-from jcoll.algorithms.hierarchical import HIERARCHICAL_OPS
 from jcoll.comm.mesh import Call, configured_algorithm
 from jcoll.ops import _cpu, _cuda, _hierarchical, _selection
 from jcoll.runtime import decisions, world
 from jcoll.tuning.candidates import ON_HOSTS, Request, refusal, serving
-from jcoll.tuning.select import select
+from jcoll.tuning.select import automatic
 
 _RUNTIMES: dict[str, Any] = {"cpu": _cpu, "cuda": _cuda}
 """By platform, modules with obstacle, placement, describe, is_plan and run: see _cpu.py."""
@@ -50,25 +49,21 @@ def choose(platform: str, ctx: Any, call: Call, reduce_op: str | None = None) ->
         return "xla", "asked for"
     setting = _setting(platform, ctx, call, reduce_op)
     obstacle = setting.obstacle
+    request = _request(platform, setting, ctx, call, reduce_op)
+    if call.algorithm == "auto":
+        if obstacle is not None:
+            return "xla", obstacle
+        return automatic(request, configured_algorithm(call.op, call.groups))
     if obstacle is None and setting.where.host_of is not None:
-        if call.algorithm in ("auto", "hierarchical"):
+        if call.algorithm == "hierarchical":
             return "hierarchical", ON_HOSTS
         obstacle = ON_HOSTS
-    request = _request(platform, setting, ctx, call, reduce_op)
-    if call.algorithm != "auto":
-        obstacle = obstacle or refusal(request, call.algorithm)
-        if obstacle is None:
-            return call.algorithm, "asked for"
-        problem = f"algorithm={call.algorithm!r} cannot serve this call: {obstacle}."
-        fix = f"Available here: {', '.join(['auto', *serving(request)])}."
-        raise ValueError(errors.text(call.where, problem, fix))
-    if obstacle is not None:
-        return "xla", obstacle
-    configured = configured_algorithm(call.op, call.groups)
-    if configured != "auto" and refusal(request, configured) is None:
-        return configured, "JCOLL_ALGORITHM"
-    choice = select(request)
-    return choice.algorithm, choice.reason
+    obstacle = obstacle or refusal(request, call.algorithm)
+    if obstacle is None:
+        return call.algorithm, "asked for"
+    problem = f"algorithm={call.algorithm!r} cannot serve this call: {obstacle}."
+    fix = f"Available here: {', '.join(['auto', *serving(request)])}."
+    raise ValueError(errors.text(call.where, problem, fix))
 
 
 def describe(platform: str, ctx: Any, call: Call, reduce_op: str | None = None) -> Request:
@@ -116,16 +111,9 @@ def _setting(platform: str, ctx: Any, call: Call, reduce_op: str | None) -> _Set
     where = runtime.placement(mesh, call)
     if where.host_of is None:
         return _Setting(where.obstacle, where, mesh)
-    if call.op not in HIERARCHICAL_OPS:
-        return _Setting(f"{ON_HOSTS}, and this op has no hierarchical algorithm")
-    levels = _levels(where, call)
-    return _Setting(levels if isinstance(levels, str) else None, where, mesh)
-
-
-def _levels(where: world.Placement, call: Call) -> Any:
-    """The hosts and rails of a call whose ranks are on several hosts; a str if it has none."""
-    assert where.host_of is not None
-    return _hierarchical.split(where.host_of, call.groups.axis_size, call.groups)
+    size = call.groups.axis_size
+    obstacle = _hierarchical.obstacle(call.op, where.host_of, size, call.groups)
+    return _Setting(obstacle, where, mesh)
 
 
 def run(spec: Any, platform: str, ctx: Any, *arrays: Any, call: Call, **static: Any) -> list[Any]:
@@ -137,7 +125,7 @@ def run(spec: Any, platform: str, ctx: Any, *arrays: Any, call: Call, **static: 
         assert context is not None  # See _setting.
         where = runtime.placement(context[0], call)
         if where.host_of is not None:
-            levels = _levels(where, call)
+            levels = _hierarchical.split(where.host_of, call.groups.axis_size, call.groups)
             return spec.hierarchical(*arrays, call=call, levels=levels, **static)
     if _is_alone(spec, call):
         return [y[0] for y in spec.stacked(jnp, *(x[None] for x in arrays), **static)]

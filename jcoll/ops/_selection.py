@@ -28,7 +28,7 @@ def describe(
         op=call.op,
         sizes=call.groups.sizes,
         nbytes=size_of(call.op, _nbytes(aval), call.num_ranks),
-        placement=NOWHERE if where is None else _placement(where),
+        placement=NOWHERE if where is None else placement_of(where),
         obstacle=obstacle,
         is_narrow=_adds(call.op, reduce_op) and _is_narrow(aval.dtype),
         is_mean=reduce_op == "mean",
@@ -36,7 +36,8 @@ def describe(
     )
 
 
-def _placement(where: world.Placement) -> str:
+def placement_of(where: world.Placement) -> str:
+    """Request.placement."""
     if where.host_of is not None:
         return HOSTS
     return PROCESS if where.process_of is None else PROCESSES

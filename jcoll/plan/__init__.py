@@ -7,6 +7,7 @@ form.py      what a plan must look like: fields in range
 order.py     which send meets which receive; an order in which all steps can be done
 verify.py    the proof that a plan does what its op promises, whatever the timing
 bits.py      whether all ranks add in one order
+ragged.py    whether blocks may differ in size
 counts.py    rounds, chunks, messages, memory
 topology.py  machines: link classes, ports, presets; topology_file.py: one's own
 simulate.py  how long a plan would take on one

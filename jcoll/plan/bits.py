@@ -8,8 +8,9 @@ are met, equal ones alike. Only all_reduce returns one reduction to several rank
 
 from __future__ import annotations
 
+from jcoll.errors import ranges
 from jcoll.plan.ir import Buffer, Kind, Plan
-from jcoll.plan.order import execution_order, partners, rank_list
+from jcoll.plan.order import execution_order, partners
 
 _Memory = list[dict[tuple[int, int], int]]  # Of each rank: (buffer, chunk) -> tree.
 
@@ -24,8 +25,9 @@ def differing_bits(plan: Plan) -> str | None:
         others = [rank for rank, tree in enumerate(trees) if tree != trees[0]]
         if others:
             return (
-                f"{plan.name}: output[{chunk}] of ranks {rank_list(others)} is added in another "
-                "order than on rank 0."
+                f"{plan.name}: output[{chunk}] of ranks {ranges(others)} is added in another "
+                "order than on rank 0.\n"
+                "  Let one rank add it up and send the sum, or all add alike."
             )
     return None
 

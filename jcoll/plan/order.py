@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from jcoll.errors import ranges
 from jcoll.plan.form import where
 from jcoll.plan.ir import Kind, Plan, PlanError, Step
 
@@ -125,7 +126,7 @@ def _deadlock(plan: Plan, following: list[int], needs: list[int]) -> str:
     lines = [_waits(plan, following[r], needs[following[r]]) for r in stuck[:_LISTED]]
     if len(stuck) > _LISTED:
         lines.append(f"and {len(stuck) - _LISTED} more")
-    ranks = rank_list(stuck)
+    ranks = ranges(stuck)
     return f"{plan.name}: deadlock of ranks {ranks}:\n  " + "\n  ".join(lines)
 
 
@@ -136,14 +137,3 @@ def _waits(plan: Plan, row: int, need: int) -> str:
         f"rank {step.rank}, step {step_number(plan, row)} ({step}) waits for {what}: rank "
         f"{other.rank}, step {step_number(plan, need)} ({other})"
     )
-
-
-def rank_list(ranks: list[int]) -> str:
-    """ "0-2, 5" for [0, 1, 2, 5]."""
-    parts: list[list[int]] = []
-    for rank in ranks:
-        if parts and rank == parts[-1][-1] + 1:
-            parts[-1].append(rank)
-        else:
-            parts.append([rank])
-    return ", ".join(f"{p[0]}-{p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)

@@ -55,7 +55,11 @@ def as_svg(plan: Plan) -> str:
         f'viewBox="0 0 {layout.width} {layout.height}" font-family="sans-serif" font-size="11">',
         *_frame(plan, layout),
         *(part for row, step in enumerate(steps) for part in _shapes(layout, row, step)),
-        *(part for row, step in enumerate(steps) for part in _label(layout, row, step)),
+        # What keeps the labels legible on lines. Not every program knows paint-order.
+        '<g fill="white" stroke="white" stroke-width="3" stroke-linejoin="round">',
+        *(_label(layout, row, step, "") for row, step in enumerate(steps)),
+        "</g>",
+        *(_label(layout, row, step, _color(step)) for row, step in enumerate(steps)),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
@@ -148,28 +152,35 @@ def _shapes(layout: _Layout, row: int, step: Step) -> Iterator[str]:
     if step.kind == Kind.SEND:
         yield f'<circle cx="{x}" cy="{y}" r="2.5" fill="{_INK}"/>'
     elif Kind(step.kind).receives:
-        name, color = ("copy", _COPY) if step.kind == Kind.RECV else ("reduce", _REDUCE)
+        name, color = "copy" if step.kind == Kind.RECV else "reduce", _color(step)
         x0, y0 = layout.x[layout.partner[row]], layout.y[layout.partner[row]]
         yield (
             f'<path d="M{x0} {y0}L{x} {y}" stroke="{color}" stroke-width="1.3" '
             f'marker-end="url(#{name})"/>'
         )
     else:
-        color = _COPY if step.kind == Kind.COPY else _REDUCE
-        yield f'<rect x="{x - 3.5}" y="{y - 3.5}" width="7" height="7" fill="{color}"/>'
+        yield f'<rect x="{x - 3.5}" y="{y - 3.5}" width="7" height="7" fill="{_color(step)}"/>'
 
 
-def _label(layout: _Layout, row: int, step: Step) -> Iterator[str]:
+def _label(layout: _Layout, row: int, step: Step, color: str) -> str:
     """What a step sends, or what it writes; on the side where the step has no arrow."""
     if step.kind == Kind.SEND:
-        text, color = _chunks(step.src_buffer, step.src_chunk, step.count), _INK
+        text = _chunks(step.src_buffer, step.src_chunk, step.count)
     else:
         text = _chunks(step.dst_buffer, step.dst_chunk, step.count)
-        color = _COPY if step.kind in (Kind.RECV, Kind.COPY) else _REDUCE
     if step.kind in (Kind.COPY, Kind.REDUCE):
         text += " = " if step.kind == Kind.COPY else " += "
         text += _chunks(step.src_buffer, step.src_chunk, step.count)
-    yield from _halo(layout.x[row], layout.y[row] + 4, text, color, step.peer > step.rank)
+    is_left = step.peer > step.rank
+    attributes = [f'fill="{color}"'] * bool(color) + ['text-anchor="end"'] * is_left
+    x = layout.x[row] + (-6 if is_left else 6)
+    return _text(x, layout.y[row] + 4, text, " ".join(attributes))
+
+
+def _color(step: Step) -> str:
+    if step.kind == Kind.SEND:
+        return _INK
+    return _COPY if step.kind in (Kind.RECV, Kind.COPY) else _REDUCE
 
 
 def _chunks(buffer: int, chunk: int, count: int) -> str:
@@ -178,13 +189,5 @@ def _chunks(buffer: int, chunk: int, count: int) -> str:
     return f"{Buffer(buffer).name[0].lower()}{chunk}{last}"
 
 
-def _halo(x: float, y: float, text: str, color: str, left: bool) -> Iterator[str]:
-    """Text that stays legible on a line. Twice, as not every program knows paint-order."""
-    x, anchor = (x - 6, "end") if left else (x + 6, "start")
-    halo = 'stroke="white" stroke-width="3" stroke-linejoin="round"'
-    yield _text(x, y, text, f'fill="white" text-anchor="{anchor}" {halo}')
-    yield _text(x, y, text, f'fill="{color}" text-anchor="{anchor}"')
-
-
 def _text(x: float, y: float, text: str, attributes: str = "") -> str:
-    return f'<text x="{x}" y="{y}" {attributes}>{escape(text)}</text>'
+    return f'<text x="{x}" y="{y}"{" " * bool(attributes)}{attributes}>{escape(text)}</text>'

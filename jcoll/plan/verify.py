@@ -27,10 +27,11 @@ from typing import Any
 
 import numpy as np
 
+from jcoll.errors import ranges
 from jcoll.plan.form import check_form, where
 from jcoll.plan.ir import Buffer, Kind, Plan, PlanError
 from jcoll.plan.ops import ALL, NONE, BlockMap
-from jcoll.plan.order import execution_order, partners, rank_list, step_at, step_number
+from jcoll.plan.order import execution_order, partners, step_at, step_number
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -120,7 +121,7 @@ class _Execution:
         if (a ^ b) >> self.plan.num_ranks:
             return f"reduces different chunks into {chunk}: {a_text} and {b_text}."
         return (
-            f"adds to {chunk} the contribution of rank {rank_list(_bits(common))} twice: "
+            f"adds to {chunk} the contribution of rank {ranges(_bits(common))} twice: "
             f"{a_text} and {b_text}."
         )
 
@@ -153,7 +154,7 @@ class _Execution:
         text = f"{self.plan.name}: rank {rank}, at the end: output[{chunk}] holds {ends}"
         missing = _bits(wanted & ~found & ((1 << self.plan.num_ranks) - 1))
         if found != _UNWRITTEN and self.plan.spec.reduces and missing:
-            text += f"; missing: {rank_list(missing)}"
+            text += f"; missing: {ranges(missing)}"
         return PlanError(f"{text}.\n  {self.plan.op} promises {self._describe(wanted)} there.")
 
     def _error(self, row: int, problem: str) -> PlanError:
@@ -166,7 +167,7 @@ class _Execution:
     def _describe(self, value: int) -> str:
         n = self.plan.num_ranks
         ranks = _bits(value & ((1 << n) - 1))
-        return f"input[{value >> n}] of rank{'s' * (len(ranks) > 1)} {rank_list(ranks)}"
+        return f"input[{value >> n}] of rank{'s' * (len(ranks) > 1)} {ranges(ranks)}"
 
 
 def _initial(plan: Plan, num_chunks: int) -> list[list[int]]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from jcoll.algorithms import registry
+from jcoll.algorithms.proof import check_claims, prove
 from jcoll.plan.encode import encode_bytes
-from jcoll.plan.verify import verify
 
 MAX_PROVED_RANKS = 64
 """Plans of more ranks are taken on trust: the proof takes minutes, and algorithms do not change
@@ -13,8 +13,8 @@ their nature there."""
 
 def make(op: str, algorithm: str, num_ranks: int, root: int) -> bytes:
     """Called by the native library, on the thread that instantiates a program."""
-    plan = registry.plan_for(op, algorithm, num_ranks, root)
-    # jcoll's own have been proved by its tests.
-    if not registry.get(op, algorithm).is_ours and num_ranks <= MAX_PROVED_RANKS:
-        verify(plan)
+    a, plan = registry.get(op, algorithm), registry.plan_for(op, algorithm, num_ranks, root)
+    if not a.is_ours:  # These have been proved by jcoll's tests.
+        check = prove if num_ranks <= MAX_PROVED_RANKS else check_claims
+        check(a, plan)
     return encode_bytes(plan)

@@ -26,6 +26,7 @@ PLACEMENTS = {
 _ROUND_ONCE = ("direct", "one_shot", "two_shot", "multimem")
 CPU, CUDA = "cpu", "cuda"  # Device kinds.
 ON_HOSTS = "its ranks are on several hosts"
+NO_LEVELS = f"{ON_HOSTS}, and this op has no hierarchical algorithm"
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,15 @@ from dataclasses import dataclass
 
 from jcoll.algorithms import registry
 from jcoll.tuning import cost_model, table
-from jcoll.tuning.candidates import HOSTS, ON_HOSTS, Candidate, Request, candidates
+from jcoll.tuning.candidates import (
+    HOSTS,
+    NO_LEVELS,
+    ON_HOSTS,
+    Candidate,
+    Request,
+    candidates,
+    refusal,
+)
 
 MARGIN = 0.1
 """Measurements are not better than that; and who is not clearly faster shall not change bits."""
@@ -39,6 +47,16 @@ class Choice:
     @property
     def candidates(self) -> tuple[Candidate, ...]:
         return priced(self.request)
+
+
+def automatic(request: Request, configured: str) -> tuple[str, str]:
+    """What algorithm="auto" means for a call, and why. configured: JCOLL_ALGORITHM, "auto" where it
+    does not serve the op."""
+    choice = select(request)
+    has_choice = choice.algorithm != "xla" and (request.placement != HOSTS or configured == "xla")
+    if has_choice and configured != "auto" and refusal(request, configured) is None:
+        return configured, "JCOLL_ALGORITHM"
+    return choice.algorithm, choice.reason
 
 
 @functools.lru_cache(maxsize=4096)
@@ -151,4 +169,4 @@ def _why_only(request: Request) -> str:
 def _why_none(request: Request) -> str:
     if request.obstacle is not None:
         return request.obstacle
-    return f"{ON_HOSTS}, and this op has no hierarchical algorithm"
+    return NO_LEVELS

@@ -47,6 +47,30 @@ def check(mesh, axes, name, count, ours=jcoll):
     return {"case": f"{name} over {axes}, {count}", "same": same, "algorithm": algorithm}
 
 
+def check_rounding(mesh, dtype, large, step):
+    """What of jcoll's is not the sum in float32, rounded once. From `large` on its values are
+    `step` apart: were a host's sum rounded, the first one's would lose half a step."""
+    n = jax.device_count()
+    numbers = np.array([large, step / 2, step / 4, step / 4])
+    x = np.repeat(numbers[:, None], n * 3, 1)
+    fns = {
+        "sum": lambda v: jcoll.all_reduce(v, "x"),
+        "mean": lambda v: jcoll.all_reduce(v, "x", op="mean"),
+        "scattered sum": lambda v: jcoll.reduce_scatter(v, "x", scatter_dimension=1, tiled=True),
+        "scattered mean": lambda v: jcoll.reduce_scatter(
+            v, "x", op="mean", scatter_dimension=1, tiled=True
+        ),
+    }
+    expected = {name: numbers.sum() / (n if "mean" in name else 1) for name in fns}
+    outs = spmd(lambda v: {k: f(v) for k, f in fns.items()}, mesh)(put(mesh, x.astype(dtype)))
+    rounded = {name: np.asarray(v, dtype) for name, v in expected.items()}
+    return {
+        f"{name} of {dtype}": [float(s.data[0, 0]) for s in out.addressable_shards]
+        for name, out in outs.items()
+        if any((np.asarray(s.data) != rounded[name]).any() for s in out.addressable_shards)
+    }
+
+
 def values():
     flat, both = mesh_of(), mesh_of(host=2, local=jax.device_count() // 2)
     rows = [
@@ -58,7 +82,8 @@ def values():
     ]
     with jcoll.intercept():
         rows += [check(flat, "x", name, 5, ours=lax) for name in OPS]
-    report("values", rows=rows)
+    wrong = check_rounding(flat, "bfloat16", 256, 2) | check_rounding(flat, "float8_e5m2", 4, 1)
+    report("values", rows=rows, wrong=wrong)
 
 
 # rows of x, output_size, overflow, and whether counts may be more than the rows

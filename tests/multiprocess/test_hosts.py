@@ -16,6 +16,7 @@ HOSTS = {i: {"JCOLL_HOST_ID": f"host{i // 2}"} for i in range(4)}
 def test_values() -> None:
     results = jobs.run_ok("hosts.py", "values", num_processes=4, env_of=HOSTS)
     for result in results:
+        assert result.report("values")["wrong"] == {}
         for row in result.report("values")["rows"]:
             assert row["same"], row
             inside, across = row["case"].split(" over ")[1], row["algorithm"]

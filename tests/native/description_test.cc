@@ -84,4 +84,43 @@ TEST(DamagedProgramsAreRefused) {
   }
 }
 
+// Four ranks that exchange rows by a plan.
+Description Rows(std::function<void(std::vector<jcoll::RankProgram>*)> damage) {
+  std::vector<int64_t> exchange;
+  for (int64_t r = 0; r < 4; ++r) {
+    for (int64_t b = 0; b < 4; ++b) exchange.push_back(b * 4 + r);
+  }
+  auto plan = std::make_shared<jcoll::LoadedPlan>();
+  plan->programs = jcoll::MakePrograms(4, 4, 4, exchange);
+  damage(&plan->programs.ranks);
+  Description d = AllReduce(4, 8, "");
+  d.motion = jcoll::Motion::kVariable;
+  d.plans.push_back(std::move(plan));
+  return d;
+}
+
+// How a program moves rows is told from the ranks alone: one that relays, or that cuts blocks,
+// would move others than it says.
+TEST(RowsFollowOnlyPlansOfWholeBlocks) {
+  using Ranks = std::vector<jcoll::RankProgram>;
+  EXPECT_EQ(Problem(Rows([](Ranks*) {})), "");
+  const std::function<void(Ranks*)> cases[] = {
+      // Of the programs' actions the first three send, the last four receive or keep.
+      [](Ranks* r) { (*r)[0].actions[1].srcs[0] = (*r)[0].actions[3 + 1].srcs[0]; },  // Relays.
+      [](Ranks* r) { (*r)[0].actions[0].has_chunk = true; },
+      [](Ranks* r) { (*r)[1].actions[3].buffer = jcoll::PlanBuffer::kScratch; },
+      [](Ranks* r) { (*r)[1].actions[3].chunk = 2; },
+      [](Ranks* r) { (*r)[2].origins[0].reset(); },
+      [](Ranks* r) { (*r)[2].origins[0]->chunk = 3; },
+      [](Ranks* r) { (*r)[3].actions.pop_back(); },
+      [](Ranks* r) { (*r)[3].actions.back().srcs.clear(); },
+  };
+  for (const auto& damage : cases) {
+    EXPECT_CONTAINS(Problem(Rows(damage)), "does not send every block as a whole");
+  }
+  Description d = Rows([](Ranks*) {});
+  d.plans.push_back(d.plans[0]);
+  EXPECT_CONTAINS(Problem(d), "a plan is missing");
+}
+
 }  // namespace

@@ -4,8 +4,10 @@
 #include <cstring>
 #include <numeric>
 
+#include "csrc/plan_bits.h"
 #include "csrc/plan_moves.h"
 #include "csrc/plan_run.h"
+#include "csrc/plan_store.h"
 #include "csrc/reduce.h"
 #include "csrc/shm/program.h"
 #include "tests/native/ranks.h"
@@ -184,6 +186,79 @@ TEST(WhatIsKeptIsStored) {
   const auto out = RunPlan(moves, 3);
   EXPECT(out[0] == (std::vector<int>{1000, 1002, 1004}));
   EXPECT(out[1] == (std::vector<int>{0, 0, 0}));
+}
+
+// Three ranks add x0 + (x1 + x2), rank 0 with rank 2's sum of the two. Who uses such a sum once,
+// and can fold it, adds (x0 + x1) + x2. In `in_place` rank 1 is one of these between processes,
+// too.
+Plan UnequalUses(bool in_place) {
+  const PlanBuffer sum = in_place ? kOut : kScratch;
+  std::vector<PlanStep> steps = {Send(0, 1, kIn, 0), Send(0, 2, kIn, 0),
+                                 RecvReduce(0, 2, kIn, 0, kOut, 0), Send(1, 2, kIn, 0),
+                                 RecvReduce(1, 2, kIn, 0, sum, 0)};
+  if (!in_place) steps.push_back(Send(1, 2, kScratch, 0));
+  steps.push_back(RecvReduce(1, 0, sum, 0, kOut, 0));
+  steps.insert(steps.end(), {Send(2, 1, kIn, 0), RecvReduce(2, 1, kIn, 0, kScratch, 0),
+                             Send(2, 0, kScratch, 0)});
+  if (in_place) {
+    steps.push_back(RecvReduce(2, 0, kScratch, 0, kOut, 0));
+  } else {
+    steps.insert(steps.end(), {Recv(2, 0, kOut, 0), RecvReduce(2, 1, kOut, 0, kOut, 0)});
+  }
+  return Make(PlanOp::kAllReduce, 3, 1, 1, steps);
+}
+
+// What three ranks make of numbers whose sum depends on the order.
+std::vector<float> Sums(const PlanMoves& moves) {
+  float in[] = {1, 1 << 24, -(1 << 24)};
+  std::vector<float> out(3);
+  std::vector<jcoll::RankBuffers> buffers(3);
+  for (int r = 0; r < 3; ++r) {
+    buffers[r].inputs[0] = &in[r];
+    buffers[r].outputs[0] = &out[r];
+  }
+  jcoll::PlanRun run;
+  run.Begin(&moves, &buffers, 4, jcoll::GetReduceFn(jcoll::DType::kF32, jcoll::ReduceOp::kSum), 4,
+            1);
+  for (int lane = 0; lane < run.num_lanes(); ++lane) run.RunLane(lane);
+  return out;
+}
+
+TEST(FoldingKeepsTheBitsEqual) {
+  for (bool in_place : {false, true}) {
+    const Plan plan = UnequalUses(in_place);
+    PlanMoves folded;
+    EXPECT(!jcoll::MakeMoves(plan, &folded));
+    EXPECT(jcoll::DifferingBits(plan, folded).has_value());
+    EXPECT(Sums(folded) != (std::vector<float>{1, 1, 1}));
+
+    jcoll::LoadedPlan loaded;
+    EXPECT(!jcoll::LoadPlan(plan, &loaded));
+    EXPECT(!jcoll::DifferingBits(plan, loaded.moves));
+    EXPECT(Sums(loaded.moves) == (std::vector<float>{1, 1, 1}));
+    EXPECT_EQ(loaded.not_remote.has_value(), in_place);
+    if (in_place) EXPECT_CONTAINS(loaded.not_remote->message, "rank 1's output[0] would be added");
+  }
+  jcoll::LoadedPlan ring;
+  EXPECT(!jcoll::LoadPlan(Ring(5), &ring));
+  EXPECT_EQ(ring.moves.moves.size(), size_t{5});  // Folded.
+  EXPECT(!ring.not_remote);
+}
+
+// An algorithm that is defined anew while its plan is made: the old plan is not kept.
+TEST(PlansAreKeptUntilForgotten) {
+  int num_made = 0;
+  jcoll::SetPlanMaker([&num_made](const jcoll::PlanKey& key) {
+    if (++num_made == 1) jcoll::ForgetPlans();
+    const std::vector<int32_t> words = Encode(Ring(key.num_ranks));
+    return std::string(reinterpret_cast<const char*>(words.data()), words.size() * 4);
+  });
+  for (int expected : {1, 2, 2}) {
+    auto plan = jcoll::PlanFor({"all_reduce", "ring", 3, 0});
+    EXPECT(std::holds_alternative<std::shared_ptr<const jcoll::LoadedPlan>>(plan));
+    EXPECT_EQ(num_made, expected);
+  }
+  jcoll::SetPlanMaker(nullptr);
 }
 
 TEST(PlansThatCannotBeRun) {

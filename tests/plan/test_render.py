@@ -28,8 +28,7 @@ def picture(p: Plan) -> ElementTree.Element:
 
 def labels(p: Plan) -> Counter[str]:
     """Texts, without their halos."""
-    texts = picture(p).iter(f"{SVG}text")
-    return Counter(t.text or "" for t in texts if t.get("fill") != "white")
+    return Counter(t.text or "" for t in picture(p).findall(f"{SVG}text"))
 
 
 def arrows(p: Plan) -> list[ElementTree.Element]:
