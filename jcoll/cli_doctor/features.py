@@ -64,13 +64,10 @@ def _cuda_obstacle(facts: Facts) -> str | None:
 
 
 def _kernels_obstacle(facts: Facts) -> str | None:
-    """Kernels run on their own architecture and, by their PTX, on later ones."""
-    built, capabilities = facts["cuda"]["jcoll's kernels"], facts["cuda"]["compute capabilities"]
-    if isinstance(built, Failed) or isinstance(capabilities, Failed):
-        return str(built if isinstance(built, Failed) else capabilities)
-    oldest = min(int(name.removeprefix("sm_").rstrip("af")) for name in built)
-    too_old = sorted({c for c in capabilities if c < oldest})
-    return f"GPUs of sm_{too_old[0]}; the kernels need sm_{oldest}" if too_old else None
+    without = facts["cuda"]["GPUs without kernels"]
+    if isinstance(without, Failed):
+        return without.why
+    return without[0] if without else None
 
 
 def _peers_obstacle(facts: Facts) -> str | None:

@@ -119,7 +119,7 @@ def _shm_mib() -> int:
 
 
 def _settings() -> dict[str, str]:
-    names = ("JCOLL_", "XLA_FLAGS", "JAX_PLATFORMS", "NCCL_", "CUDA_VISIBLE_DEVICES")
+    names = ("JCOLL_", "XLA_", "JAX_PLATFORMS", "NCCL_", "CUDA_")
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith(names)}
 
 
@@ -171,6 +171,14 @@ def _library() -> list[str]:
     from jcoll.runtime import cuda
 
     return cuda.architectures()
+
+
+def _gpus_without_kernels() -> list[str]:
+    """Why, for each kind of GPU on which the library's kernels do not run."""
+    from jcoll.runtime import cuda
+
+    reasons = map(cuda.why_no_code, _compute_capabilities())
+    return sorted({reason for reason in reasons if reason})
 
 
 def _cuda_obstacle() -> str | None:
@@ -246,6 +254,7 @@ PROBES: dict[str, dict[str, Probe]] = {
         "GPUs with multicast": _gpus_with_multicast,
         "NCCL": _nccl,
         "jcoll's kernels": _library,
+        "GPUs without kernels": _gpus_without_kernels,
         "obstacle": _cuda_obstacle,
     },
 }
