@@ -12,7 +12,8 @@ def why_no_code(compute_capability: int) -> str:
     """Why they do not run on a GPU of this capability (10 * major + minor); "": they do."""
 
 def check_health() -> list[str]:
-    """What went wrong in kernels of this process since it began, a text for each; [] if nothing."""
+    """What went wrong in collectives of this process since it began, a text for each dead
+    communicator; [] if nothing."""
 
 def set_default_timeout(seconds: float) -> None:
     """The deadline of the collectives that name none."""

@@ -23,7 +23,7 @@ from jcoll.runtime import cuda
 HEALTHY = {
     "machine": {"shared memory": True},
     "jcoll": {"imports": True},
-    "jax": {"FFI collectives": "0.2"},
+    "jax": {"FFI collectives": "0.2", "GPU allocator": "vmm"},
     "cuda": {
         "GPUs": ["H100", "H100"],
         "compute capabilities": [90, 90],
@@ -113,6 +113,7 @@ def test_all_is_well() -> None:
         ({"cuda/pairs without access": ["0->1"]}, CUDA[1], "no peer access 0->1"),
         ({"jax/FFI collectives": "0.1"}, STAGING, "FFI collectives 0.1, 0.2 has windows"),
         ({"jax/FFI collectives": None}, STAGING, "FFI collectives None, 0.2 has windows"),
+        ({"jax/GPU allocator": "bfc"}, STAGING, "XLA_PYTHON_CLIENT_ALLOCATOR=bfc: vmm's memory"),
         ({"cuda/GPUs with multicast": 1}, MULTIMEM, "1 of 2 GPUs have multicast"),
         ({"cuda/GPUs with multicast": Failed("why")}, MULTIMEM, "why"),
     ],

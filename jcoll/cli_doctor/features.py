@@ -10,6 +10,8 @@ from jcoll.cli_doctor.probes import Facts, Failed
 
 WINDOWS_EXTENSION = (0, 2)
 """The FFI extension by which XLA registers a program's own buffers (jaxlib 0.12)."""
+SHARING_ALLOCATOR = "vmm"
+"""The allocator of XLA's that gives memory which other GPUs may map."""
 PEER_POINTERS_NCCL = (2, 29)
 """The NCCL that gives pointers to registered peers' memory: cuda/ffi/nccl.h."""
 
@@ -89,6 +91,11 @@ def _windows_obstacle(facts: Facts) -> str | None:
         return extension.why
     if extension is None or _numbers(extension) < WINDOWS_EXTENSION:
         return f"FFI collectives {extension}, {_text(WINDOWS_EXTENSION)} has windows (jaxlib 0.12)"
+    allocator = facts["jax"]["GPU allocator"]
+    if allocator != SHARING_ALLOCATOR:
+        return (
+            f"XLA_PYTHON_CLIENT_ALLOCATOR={allocator}: {SHARING_ALLOCATOR}'s memory can be shared"
+        )
     return None
 
 

@@ -141,6 +141,11 @@ def _devices() -> list[str]:
     return [f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)]
 
 
+def _allocator() -> str:
+    """Of GPU memory, as JAX's client for GPUs reads it."""
+    return os.environ.get("XLA_PYTHON_CLIENT_ALLOCATOR", "default").lower()
+
+
 def _processes() -> int:
     import jax
 
@@ -243,6 +248,7 @@ PROBES: dict[str, dict[str, Probe]] = {
         "backend": _backend,
         "devices": _devices,
         "processes": _processes,
+        "GPU allocator": _allocator,
         "FFI": _ffi,
         "FFI collectives": _ffi_collectives,
     },
