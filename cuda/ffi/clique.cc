@@ -34,6 +34,16 @@ struct Reach {
   int32_t num_peers, multicast;
 };
 
+// Collective: what a rank has made, if all have; else the same failure on all of them.
+template <typename T>
+std::variant<T, Failure> IfAllWell(Communicator& communicator, std::variant<T, Failure> made,
+                                   double timeout_s) {
+  std::optional<Failure> failure;
+  if (const auto* found = std::get_if<Failure>(&made)) failure = *found;
+  if (auto ill = communicator.AllWell(failure, timeout_s)) return *ill;
+  return made;
+}
+
 // The facts of one whom all ranks can play: the least of each.
 RankFacts Weakest(const std::vector<RankFacts>& all) {
   RankFacts least = all[0];
@@ -257,11 +267,7 @@ bool Clique::IsOf(nccl::Comm* comm) {
 std::variant<void*, Failure> Clique::Upload(const std::vector<int32_t>& words, double timeout_s) {
   std::lock_guard<std::mutex> lock(together_mu_);
   auto uploaded = communicator_->Upload(words, timeout_s);
-  const auto* failure = std::get_if<Failure>(&uploaded);
-  auto ill = communicator_->AllWell(
-      failure ? std::optional<Failure>(*failure) : std::optional<Failure>(), timeout_s);
-  if (ill) return *ill;
-  return uploaded;
+  return IfAllWell(*communicator_, std::move(uploaded), timeout_s);
 }
 
 std::variant<HostWatch::Marks, Failure> Clique::Watch(const CallSite& site) {
@@ -274,11 +280,7 @@ std::variant<HostWatch::Marks, Failure> Clique::Watch(const CallSite& site) {
   auto marks = watch_->Register(site.op_id, timeout_s, [&](const std::vector<int32_t>& words) {
     return communicator_->Upload(words, timeout_s);
   });
-  const auto* failure = std::get_if<Failure>(&marks);
-  auto ill = communicator_->AllWell(
-      failure ? std::optional<Failure>(*failure) : std::optional<Failure>(), timeout_s);
-  if (ill) return *ill;
-  return marks;
+  return IfAllWell(*communicator_, std::move(marks), timeout_s);
 }
 
 void Clique::ForgoWindows(const std::string& why) {
@@ -315,17 +317,16 @@ std::string Clique::Known() {
     std::lock_guard<std::mutex> lock(mu_);
     calls.assign(last_calls_.begin(), last_calls_.end());
   }
+  const std::string text = LastCallsText(calls);
   // Not if another thread waits for the ranks just now: its exchange may never end.
   std::unique_lock<std::mutex> together(together_mu_, std::try_to_lock);
-  const SignalPad* pad = nullptr;
-  if (together.owns_lock() && pads_ != nullptr) {
-    constexpr double kPatience = 1;
-    const device::Scoped current(device_);
-    const auto failure = communicator_->Download(&on_host_->pad, pads_->pointers.of_rank[rank()],
-                                                 sizeof(SignalPad), kPatience);
-    if (!failure) pad = &on_host_->pad;
-  }
-  return KnownText(calls, pad, on_host_->error.block, offer_.num_ranks);
+  if (!together.owns_lock() || pads_ == nullptr) return text;
+  constexpr double kPatience = 1;
+  const device::Scoped current(device_);
+  const auto failure = communicator_->Download(&on_host_->pad, pads_->pointers.of_rank[rank()],
+                                               sizeof(SignalPad), kPatience);
+  if (failure) return text + "\n  The signal pad could not be read: " + failure->message;
+  return text + CountersText(on_host_->pad, on_host_->error.block, offer_.num_ranks);
 }
 
 std::optional<Failure> Clique::Fault(bool is_caller) {

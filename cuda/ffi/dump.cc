@@ -3,9 +3,9 @@
 #include "cuda/ffi/call_site.h"
 
 namespace jcoll::gpu {
-namespace {
 
 std::string CountersText(const SignalPad& pad, uint32_t block, int num_ranks) {
+  if (block >= kMaxBlocks) return "";
   std::string text = "\n  Signal pad of this rank, block " + std::to_string(block) +
                      ": launches ended " + std::to_string(pad.calls) + ", epoch " +
                      std::to_string(pad.epoch[block]) + ", exchanges by lines " +
@@ -18,17 +18,10 @@ std::string CountersText(const SignalPad& pad, uint32_t block, int num_ranks) {
   return text + ".";
 }
 
-}  // namespace
-
-std::string KnownText(const std::vector<uint32_t>& calls, const SignalPad* pad, uint32_t block,
-                      int num_ranks) {
+std::string LastCallsText(const std::vector<uint32_t>& calls) {
   std::string text = "\n  Last calls put on the stream of this device, or into its CUDA graph:";
   for (const uint32_t op_id : calls) text += "\n    " + WhereOf(op_id);
-  if (calls.empty()) text += " none.";
-  if (pad == nullptr || block >= kMaxBlocks) {
-    return text + "\n  The signal pad of this rank could not be read.";
-  }
-  return text + CountersText(*pad, block, num_ranks);
+  return calls.empty() ? text + " none." : text;
 }
 
 }  // namespace jcoll::gpu

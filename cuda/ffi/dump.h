@@ -1,3 +1,4 @@
+// What is known besides a failure itself, in lines to be logged after its text.
 #pragma once
 
 #include <cstdint>
@@ -8,10 +9,10 @@
 
 namespace jcoll::gpu {
 
-// What is known besides a failure itself, in lines to be logged after its text: the calls that were
-// put on the stream last (op_ids, the oldest first), and a block's counters in this rank's signal
-// pad. `pad` is null where it could not be read.
-std::string KnownText(const std::vector<uint32_t>& calls, const SignalPad* pad, uint32_t block,
-                      int num_ranks);
+// The calls that were put on the stream last: their op_ids, the oldest first.
+std::string LastCallsText(const std::vector<uint32_t>& calls);
+
+// A block's counters in this rank's signal pad.
+std::string CountersText(const SignalPad& pad, uint32_t block, int num_ranks);
 
 }  // namespace jcoll::gpu

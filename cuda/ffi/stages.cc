@@ -87,8 +87,9 @@ Stages::Windows Stages::CanAsk(Collectives& xla, int device, const Buffers& buff
     if (const std::string why = clique->no_windows(); !why.empty()) return never(why);
   }
   if (std::string refused = Find(device).refused_windows; !refused.empty()) return {{}, refused};
-  if (Overlap(buffers.inputs[0], buffers.outputs[0]))
+  if (Overlap(buffers.inputs[0], buffers.outputs[0])) {
     return {{}, "the result replaces the operand"};
+  }
   // XLA takes every request, and if it then cannot register the memory the program fails: look
   // before.
   for (const Region& region : Regions(buffers)) {
@@ -178,6 +179,7 @@ std::optional<Failure> Stages::CompareRanks(Clique& clique, Windows* windows) co
   auto exchanged = clique.Exchange(mine, site_.timeout_seconds());
   if (auto* failure = std::get_if<Failure>(&exchanged)) return *failure;
   windows->missing.clear();
+  windows->for_good = false;
   const auto& all = std::get<std::vector<Announcement>>(exchanged);
   for (size_t rank = 0; rank < all.size(); ++rank) {
     const Announcement& other = all[rank];
@@ -187,7 +189,8 @@ std::optional<Failure> Stages::CompareRanks(Clique& clique, Windows* windows) co
                          "All processes must run the same program, with the same shapes and the "
                          "same definitions of algorithms.");
     }
-    if (other.misses_windows && windows->missing.empty()) {
+    const bool says_more = windows->missing.empty() || (other.for_good && !windows->for_good);
+    if (other.misses_windows && says_more) {
       windows->missing = other.why_not;
       windows->for_good = other.for_good;
     }
