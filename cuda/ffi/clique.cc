@@ -115,6 +115,8 @@ std::optional<Failure> Clique::JoinOnce(const CallSite& site) {
   const double timeout_s = site.timeout_seconds();
   const auto api = nccl::Get();
   if (auto* failure = std::get_if<Failure>(&api)) return *failure;
+  // What this takes, the ranks have nothing to tell each other by: if it fails on one, the others
+  // find out by their deadline.
   auto opened =
       Communicator::Open(std::get<const nccl::Api*>(api), comm_, static_cast<int>(site.group_size));
   if (auto* failure = std::get_if<Failure>(&opened)) return *failure;
