@@ -88,3 +88,16 @@ file(GLOB cuda_ffi_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/cuda/ffi/*.cc
 list(FILTER cuda_ffi_sources EXCLUDE REGEX "/(device|bindings)\\.cc$")  # Those of the product alone.
 add_library(jcoll_xla_ffi INTERFACE)
 target_include_directories(jcoll_xla_ffi SYSTEM INTERFACE ${jcoll_cuda_overlay} ${jcoll_cuda_ffi_dir})
+
+# Ranks whose kernels or host side are of other sources may not understand each other: they compare this. It is
+# that of the last run of CMake, of which every build of a wheel has one.
+file(GLOB jcoll_cuda_sources
+  ${PROJECT_SOURCE_DIR}/cuda/ffi/*.cc ${PROJECT_SOURCE_DIR}/cuda/ffi/*.h ${PROJECT_SOURCE_DIR}/cuda/kernels/*)
+set(hashes "")
+foreach(source IN LISTS jcoll_cuda_sources)
+  file(SHA256 ${source} hash)
+  string(APPEND hashes ${hash})
+endforeach()
+string(SHA256 hash "${hashes}")
+string(SUBSTRING ${hash} 0 16 hash)
+target_compile_definitions(jcoll_xla_ffi INTERFACE JCOLL_CUDA_SOURCES="${hash}")

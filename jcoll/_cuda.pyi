@@ -6,10 +6,14 @@ def targets() -> dict[str, dict[str, object]]:
     """{target name: {stage: capsule}}, as jax.ffi.register_ffi_target takes it."""
 
 def architectures() -> list[str]:
-    """What the kernels were compiled for: "sm_80", ..."""
+    """What the kernels were compiled for: "sm_80-real", ...; without "-real" also as PTX."""
+
+def why_no_code(compute_capability: int) -> str:
+    """Why they do not run on a GPU of this capability (10 * major + minor); "": they do."""
 
 def check_health() -> list[str]:
-    """What went wrong in kernels of this process since it began, a text for each; [] if nothing."""
+    """What went wrong in collectives of this process since it began, a text for each dead
+    communicator; [] if nothing."""
 
 def set_default_timeout(seconds: float) -> None:
     """The deadline of the collectives that name none."""

@@ -29,7 +29,6 @@ ATTRIBUTES = {
     "signature": str,
     "dtype": str,
     "timeout_s": float,
-    "nbytes": int,
     "reduce_op": str,
     "count": int,
     "root": int,

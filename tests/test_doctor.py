@@ -17,19 +17,21 @@ from jcoll import cli, errors
 from jcoll.cli_doctor import command, cuda_driver, probes
 from jcoll.cli_doctor.features import features, used
 from jcoll.cli_doctor.probes import Failed
+from jcoll.runtime import cuda
 
 # A machine where everything is as it should be.
 HEALTHY = {
     "machine": {"shared memory": True},
     "jcoll": {"imports": True},
-    "jax": {"FFI collectives": "0.2"},
+    "jax": {"FFI collectives": "0.2", "GPU allocator": "vmm"},
     "cuda": {
         "GPUs": ["H100", "H100"],
         "compute capabilities": [90, 90],
         "pairs without access": [],
         "GPUs with multicast": 2,
         "NCCL": "2.29.0",
-        "jcoll's kernels": ["sm_80", "sm_90a"],
+        "jcoll's kernels": ["sm_80-real", "sm_90a-real"],
+        "GPUs without kernels": [],
         "obstacle": None,
     },
 }
@@ -104,12 +106,14 @@ def test_all_is_well() -> None:
         ({"cuda/GPUs": Failed("no driver")}, CUDA[0], "no driver"),
         ({"cuda/obstacle": "JCOLL_CUDA=0"}, CUDA[0], "JCOLL_CUDA=0"),
         ({"jcoll/imports": Failed("no jax")}, CUDA[0], "import jcoll fails: no jax"),
-        ({"cuda/compute capabilities": [90, 75]}, CUDA[0], "sm_75; the kernels need sm_80"),
+        ({"cuda/GPUs without kernels": ["compiled for 80-real"]}, CUDA[0], "for 80-real"),
+        ({"cuda/GPUs without kernels": Failed("no driver")}, CUDA[0], "no driver"),
         ({"cuda/NCCL": Failed("no NCCL")}, CUDA[1], "no NCCL"),
         ({"cuda/NCCL": "2.28.9"}, CUDA[1], "NCCL 2.28.9, 2.29 gives pointers to peers"),
         ({"cuda/pairs without access": ["0->1"]}, CUDA[1], "no peer access 0->1"),
         ({"jax/FFI collectives": "0.1"}, STAGING, "FFI collectives 0.1, 0.2 has windows"),
         ({"jax/FFI collectives": None}, STAGING, "FFI collectives None, 0.2 has windows"),
+        ({"jax/GPU allocator": "bfc"}, STAGING, "XLA_PYTHON_CLIENT_ALLOCATOR=bfc: vmm's memory"),
         ({"cuda/GPUs with multicast": 1}, MULTIMEM, "1 of 2 GPUs have multicast"),
         ({"cuda/GPUs with multicast": Failed("why")}, MULTIMEM, "why"),
     ],
@@ -125,8 +129,10 @@ def test_what_is_in_the_way(changes, first, text) -> None:
         assert all(found[name] for name in names[names.index(first) :])
 
 
-def test_newer_gpus_than_the_kernels() -> None:
-    assert set(obstacles({"cuda/compute capabilities": [120, 103]}).values()) == {None}
+def test_gpus_without_kernels(monkeypatch) -> None:
+    monkeypatch.setattr(probes, "_compute_capabilities", lambda: [90, 75, 90, 80])
+    monkeypatch.setattr(cuda, "why_no_code", lambda c: f"not sm_{c}" if c != 80 else "")
+    assert probes.collect()["cuda"]["GPUs without kernels"] == ["not sm_75", "not sm_90"]
 
 
 # The driver

@@ -10,9 +10,9 @@
 #include "csrc/plan_store.h"
 #include "csrc/py_plan_maker.h"
 #include "cuda/ffi/call_site.h"
+#include "cuda/ffi/device.h"
 #include "cuda/ffi/handler.h"
 #include "cuda/ffi/health.h"
-#include "cuda/ffi/log_once.h"
 
 namespace py = pybind11;
 
@@ -32,13 +32,11 @@ py::dict Targets() {
   return targets;
 }
 
-// "sm_80", ...: what the build was told, in its words ("80-real;90a-real;100").
+// What the build was told: "sm_80-real", "sm_90a-real", "sm_100".
 std::vector<std::string> Architectures() {
   std::vector<std::string> names;
   std::istringstream list(JCOLL_CUDA_ARCHITECTURES);
-  for (std::string name; std::getline(list, name, ',');) {
-    names.push_back("sm_" + name.substr(0, name.find('-')));
-  }
+  for (std::string name; std::getline(list, name, ',');) names.push_back("sm_" + name);
   return names;
 }
 
@@ -48,6 +46,7 @@ PYBIND11_MODULE(_cuda, m) {
   m.doc() = "The CUDA runtime of jcoll.";
   m.def("targets", &Targets);
   m.def("architectures", &Architectures);
+  m.def("why_no_code", &jcoll::gpu::device::WhyNoCode, py::arg("compute_capability"));
   m.def("check_health", &jcoll::gpu::CheckHealth);
   m.def("set_default_timeout", &jcoll::gpu::SetDefaultTimeout, py::arg("seconds"));
   m.def("set_plan_maker", &jcoll::SetPyPlanMaker, py::arg("maker"));

@@ -140,6 +140,22 @@ class Hash {
   uint64_t value_ = 14695981039346656037u;
 };
 
+// A plan's name does not tell what it is: that may depend on a process's environment or version.
+// The images of all ranks hold every action; the rest is how scratch is cut.
+uint64_t HashOf(const PlanProgram& plan) {
+  Hash hash;
+  for (const std::vector<int32_t>& image : plan.images) {
+    hash.Add(static_cast<int64_t>(image.size()));
+    for (const int32_t word : image) hash.Add(int64_t{word});
+  }
+  for (const PlanProgram::Variant* variant : {&plan.simple, &plan.ll}) {
+    hash.Add(int64_t{variant->num_slots});
+    hash.Add(int64_t{variant->num_messages});
+  }
+  hash.Add(int64_t{plan.chunks_per_block});
+  return hash.value();
+}
+
 }  // namespace
 
 std::optional<Failure> CallSite::Resolve() {
@@ -181,6 +197,7 @@ std::optional<Failure> CallSite::LoadPlan() {
     return Malformed(*this, "a plan for " + plan_op + " serves other sizes");
   }
   plan = std::make_shared<PlanProgram>(CompilePlan(programs));
+  plan_hash = HashOf(*plan);
   return std::nullopt;
 }
 
@@ -261,6 +278,7 @@ uint64_t CallSite::Fingerprint() const {
     hash.Add(value);
   }
   for (const int64_t id : groups) hash.Add(id);
+  hash.Add(static_cast<int64_t>(plan_hash));
   return hash.value();
 }
 

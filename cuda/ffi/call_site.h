@@ -42,7 +42,6 @@ struct CallSite {
   // The attributes as they came.
   std::string op_name, algorithm, axis, call_site, signature, dtype_name, reduce_op_name, plan_op;
   double timeout_s = 0;  // <= 0: the default.
-  int64_t nbytes = 0;
   int64_t count = 0;
   int64_t root = -1;
   std::vector<int64_t> groups;  // Flat: one group of group_size ids after the other.
@@ -56,6 +55,7 @@ struct CallSite {
   ReduceOp reduce_op = ReduceOp::kNone;
   uint32_t op_id = 0;                       // Of this process: ErrorRecord::op_id.
   std::shared_ptr<const PlanProgram> plan;  // Null if the algorithm is no plan.
+  uint64_t plan_hash = 0;                   // Of all that ranks must have in common of it.
 
   // Fills in the latter, and fails if the attributes do not fit together.
   std::optional<Failure> Resolve();

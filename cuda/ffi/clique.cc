@@ -1,7 +1,9 @@
 #include "cuda/ffi/clique.h"
 
 #include <algorithm>
+#include <cstring>
 
+#include "cuda/ffi/dump.h"
 #include "cuda/ffi/error_text.h"
 #include "cuda/ffi/log_once.h"
 
@@ -11,16 +13,36 @@ namespace {
 constexpr int kOldestCapability = 80;
 constexpr int kMulticastCapability = 90;
 constexpr size_t kMaxRememberedBuffers = 4096;
+constexpr size_t kMaxRememberedCalls = 16;
 
 // What a rank tells the others about itself.
 struct RankFacts {
+  static constexpr Topic kTopic = Topic::kRankFacts;
   int32_t rank;
   int32_t nccl_version;
   int32_t has_peer_pointers;
   int32_t compute_capability;
   int32_t num_sms;
-  int32_t pad_nbytes;  // Of this build: kernels of different builds do not understand each other.
+  // Of this build: kernels of different sources may not understand each other.
+  char sources[24];
+  char no_code[144];  // Why this build has no kernels for the device.
 };
+
+// Whom a rank reaches.
+struct Reach {
+  static constexpr Topic kTopic = Topic::kReach;
+  int32_t num_peers, multicast;
+};
+
+// Collective: what a rank has made, if all have; else the same failure on all of them.
+template <typename T>
+std::variant<T, Failure> IfAllWell(Communicator& communicator, std::variant<T, Failure> made,
+                                   double timeout_s) {
+  std::optional<Failure> failure;
+  if (const auto* found = std::get_if<Failure>(&made)) failure = *found;
+  if (auto ill = communicator.AllWell(failure, timeout_s)) return *ill;
+  return made;
+}
 
 // The facts of one whom all ranks can play: the least of each.
 RankFacts Weakest(const std::vector<RankFacts>& all) {
@@ -44,16 +66,19 @@ std::optional<Failure> CheckFacts(const std::vector<RankFacts>& all) {
                          std::to_string(all[rank].rank) +
                          ".\n  NCCL and XLA disagree about the ranks; use algorithm=\"xla\"."};
     }
-    if (all[rank].pad_nbytes != all[0].pad_nbytes) {
+    if (std::strcmp(all[rank].sources, all[0].sources) != 0) {
       return Failure{FailureCode::kInternal,
                      "jcoll: ranks 0 and " + std::to_string(rank) +
-                         " run different versions of jcoll.\n  Install the same on all hosts."};
+                         " run different builds of jcoll's CUDA library (of sources " +
+                         all[0].sources + " and " + all[rank].sources +
+                         ").\n  Install the same on all hosts."};
     }
   }
   return std::nullopt;
 }
 
-std::string WhyNoKernels(const RankFacts& weakest, int num_ranks) {
+std::string WhyNoKernels(const std::vector<RankFacts>& all, const RankFacts& weakest) {
+  const int num_ranks = static_cast<int>(all.size());
   if (num_ranks > kMaxRanks) {
     return "the group has " + std::to_string(num_ranks) + " ranks, and kernels serve at most " +
            std::to_string(kMaxRanks);
@@ -67,6 +92,10 @@ std::string WhyNoKernels(const RankFacts& weakest, int num_ranks) {
     return "a device of the group has compute capability " +
            std::to_string(weakest.compute_capability / 10) + "." +
            std::to_string(weakest.compute_capability % 10) + ", and kernels need 8.0";
+  }
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    const std::string no_code = all[rank].no_code;
+    if (!no_code.empty()) return "on rank " + std::to_string(rank) + " " + no_code;
   }
   return "";
 }
@@ -86,18 +115,20 @@ std::optional<Failure> Clique::JoinOnce(const CallSite& site) {
   const double timeout_s = site.timeout_seconds();
   const auto api = nccl::Get();
   if (auto* failure = std::get_if<Failure>(&api)) return *failure;
+  // What this takes, the ranks have nothing to tell each other by: if it fails on one, the others
+  // find out by their deadline.
   auto opened =
       Communicator::Open(std::get<const nccl::Api*>(api), comm_, static_cast<int>(site.group_size));
   if (auto* failure = std::get_if<Failure>(&opened)) return *failure;
   communicator_ = std::move(std::get<std::unique_ptr<Communicator>>(opened));
   void *host = nullptr, *on_device = nullptr;
-  auto failure = communicator_->AllWell(
-      device::AllocateHost(sizeof(ErrorRecord), &host, &on_device), timeout_s);
+  auto failure =
+      communicator_->AllWell(device::AllocateHost(sizeof(OnHost), &host, &on_device), timeout_s);
   if (failure) return failure;
-  error_on_device_ = static_cast<ErrorRecord*>(on_device);
+  error_on_device_ = &static_cast<OnHost*>(on_device)->error;
   {
     std::lock_guard<std::mutex> lock(mu_);  // Fault looks at it, from any thread.
-    error_ = static_cast<ErrorRecord*>(host);
+    on_host_ = static_cast<OnHost*>(host);
   }
   if (auto bad = Meet(communicator_->api(), timeout_s)) return bad;
   return offer_.no_kernels.empty() ? FindPeers(timeout_s) : std::nullopt;
@@ -114,7 +145,8 @@ std::optional<Failure> Clique::Meet(const nccl::Api& api, double timeout_s) {
   mine.has_peer_pointers = api.has_peer_pointers();
   mine.compute_capability = device.compute_capability;
   mine.num_sms = device.num_sms;
-  mine.pad_nbytes = sizeof(SignalPad);
+  std::strncpy(mine.sources, JCOLL_CUDA_SOURCES, sizeof(mine.sources) - 1);
+  device::WhyNoCode(device.compute_capability).copy(mine.no_code, sizeof(mine.no_code) - 1);
   auto exchanged = communicator_->Exchange(mine, timeout_s);
   if (auto* bad = std::get_if<Failure>(&exchanged)) return *bad;
   const auto& all = std::get<std::vector<RankFacts>>(exchanged);
@@ -129,7 +161,7 @@ std::optional<Failure> Clique::Meet(const nccl::Api& api, double timeout_s) {
   }
   offer_.num_ranks = communicator_->num_ranks();
   offer_.device = {weakest.compute_capability, weakest.num_sms};
-  offer_.no_kernels = WhyNoKernels(weakest, offer_.num_ranks);
+  offer_.no_kernels = WhyNoKernels(all, weakest);
   return std::nullopt;
 }
 
@@ -144,9 +176,6 @@ std::optional<Failure> Clique::FindPeers(double timeout_s) {
     return std::nullopt;
   }
   pads_ = std::get<std::shared_ptr<const SymmetricBuffer>>(made);
-  struct Reach {
-    int32_t num_peers, multicast;
-  };
   const auto end = pads_->pointers.of_rank + offer_.num_ranks;
   const auto num_null = std::count(pads_->pointers.of_rank, end, nullptr);
   const Reach mine = {offer_.num_ranks - static_cast<int32_t>(num_null),
@@ -231,22 +260,99 @@ void Clique::FillPeers(PeerTable* peers) const {
   peers->error = error_on_device_;
 }
 
-std::optional<Failure> Clique::Fault(bool is_caller) {
-  std::lock_guard<std::mutex> lock(mu_);
-  constexpr uint32_t kComplete = 2;
-  if (fault_.empty()) {
-    if (error_ == nullptr || __atomic_load_n(&error_->state, __ATOMIC_ACQUIRE) != kComplete) {
-      return std::nullopt;
-    }
-    fault_ = ErrorText(*error_, device_);
+bool Clique::IsOf(nccl::Comm* comm) {
+  if (comm_ != comm) return false;
+  std::lock_guard<std::mutex> lock(together_mu_);
+  return communicator_ == nullptr || communicator_->IsSame();
+}
+
+std::variant<void*, Failure> Clique::Upload(const std::vector<int32_t>& words, double timeout_s) {
+  std::lock_guard<std::mutex> lock(together_mu_);
+  auto uploaded = communicator_->Upload(words, timeout_s);
+  return IfAllWell(*communicator_, std::move(uploaded), timeout_s);
+}
+
+std::variant<HostWatch::Marks, Failure> Clique::Watch(const CallSite& site) {
+  std::lock_guard<std::mutex> lock(together_mu_);
+  const double timeout_s = site.timeout_seconds();
+  if (watch_ == nullptr) {
+    watch_ = new HostWatch([this](uint32_t op_id, double waited_s) { Late(op_id, waited_s); });
+    StartLooking(watch_);
   }
+  auto marks = watch_->Register(site.op_id, timeout_s, [&](const std::vector<int32_t>& words) {
+    return communicator_->Upload(words, timeout_s);
+  });
+  return IfAllWell(*communicator_, std::move(marks), timeout_s);
+}
+
+void Clique::ForgoWindows(const std::string& why) {
+  std::lock_guard<std::mutex> lock(mu_);
+  no_windows_ = why;
+}
+
+std::string Clique::no_windows() {
+  std::lock_guard<std::mutex> lock(mu_);
+  return no_windows_;
+}
+
+void Clique::NoteCall(uint32_t op_id) {
+  std::lock_guard<std::mutex> lock(mu_);
+  last_calls_.push_back(op_id);
+  if (last_calls_.size() > kMaxRememberedCalls) last_calls_.pop_front();
+}
+
+// On the watch's thread. The program's own may be waiting for the stream, and so tell nobody.
+void Clique::Late(uint32_t op_id, double timeout_s) {
+  const std::string text = LateText(op_id, rank(), device_, timeout_s);
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    if (fault_) return;
+    fault_ = Failure{FailureCode::kDeadlineExceeded, text};
+  }
+  LogOnce(text + Known());
+}
+
+// For the log: the last calls and, where a kernel failed, the signal pad of its block.
+std::string Clique::Known() {
+  std::vector<uint32_t> calls;
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    calls.assign(last_calls_.begin(), last_calls_.end());
+  }
+  const std::string text = LastCallsText(calls);
+  // Not if another thread waits for the ranks just now: its exchange may never end.
+  std::unique_lock<std::mutex> together(together_mu_, std::try_to_lock);
+  if (!together.owns_lock() || pads_ == nullptr) return text;
+  constexpr double kPatience = 1;
+  const device::Scoped current(device_);
+  const auto failure = communicator_->Download(&on_host_->pad, pads_->pointers.of_rank[rank()],
+                                               sizeof(SignalPad), kPatience);
+  if (failure) return text + "\n  The signal pad could not be read: " + failure->message;
+  return text + CountersText(on_host_->pad, on_host_->error.block, offer_.num_ranks);
+}
+
+std::optional<Failure> Clique::Fault(bool is_caller) {
+  constexpr uint32_t kComplete = 2;
+  std::string first_seen;
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    const bool has_failed = on_host_ != nullptr &&
+                            __atomic_load_n(&on_host_->error.state, __ATOMIC_ACQUIRE) == kComplete;
+    if (!fault_ && !has_failed) return std::nullopt;
+    if (!fault_) {
+      fault_ = ErrorOf(on_host_->error, device_);
+      first_seen = fault_->message;
+    }
+  }
+  if (!first_seen.empty()) LogOnce(first_seen + Known());
+  std::lock_guard<std::mutex> lock(mu_);
   if (!is_caller || !fault_was_told_) {
     fault_was_told_ = fault_was_told_ || is_caller;
-    return Failure{FailureCode::kDeadlineExceeded, fault_};
+    return fault_;
   }
   return Failure{FailureCode::kInternal,
                  "jcoll: this communicator takes no more calls, since an earlier one failed: " +
-                     fault_.substr(0, fault_.find('\n'))};
+                     fault_->message.substr(0, fault_->message.find('\n'))};
 }
 
 namespace {
@@ -257,10 +363,13 @@ using CliqueName = std::tuple<int, std::vector<int64_t>, int64_t, int64_t>;
 struct Cliques {
   std::mutex mu;
   std::map<CliqueName, std::shared_ptr<Clique>> by_name;
-  // XLA made their communicators anew. What they own went with the old ones; what they have to
-  // tell about a failure has not.
+  // XLA made their communicators anew. What they own is left behind: a CUDA graph that was recorded
+  // may still use it. What they have to tell about a failure is not forgotten.
   std::vector<std::shared_ptr<Clique>> former;
 };
+CliqueName NameOf(int device, const CallSite& site) {
+  return {device, site.groups, site.group_size, site.communication_id};
+}
 Cliques& GetCliques() {
   static Cliques* cliques = new Cliques();  // XLA's threads may outlive static destructors.
   return *cliques;
@@ -268,16 +377,24 @@ Cliques& GetCliques() {
 
 }  // namespace
 
-std::shared_ptr<Clique> CliqueFor(int device, nccl::Comm* comm, const CallSite& site) {
+std::shared_ptr<Clique> FindClique(int device, const CallSite& site) {
   Cliques& cliques = GetCliques();
   std::lock_guard<std::mutex> lock(cliques.mu);
-  auto& clique = cliques.by_name[{device, site.groups, site.group_size, site.communication_id}];
-  if (clique != nullptr && clique->comm() != comm) {
-    cliques.former.push_back(std::move(clique));
-    clique = nullptr;
-  }
-  if (clique == nullptr) clique = std::make_shared<Clique>(device, comm);
-  return clique;
+  const auto found = cliques.by_name.find(NameOf(device, site));
+  return found == cliques.by_name.end() ? nullptr : found->second;
+}
+
+std::shared_ptr<Clique> CliqueFor(int device, nccl::Comm* comm, const CallSite& site) {
+  auto found = FindClique(device, site);
+  // Without the lock, as it may wait for a thread that waits for other ranks. Nobody else replaces
+  // the clique meanwhile: a device's programs are initialized one at a time.
+  const bool is_it = found != nullptr && found->IsOf(comm);
+  if (is_it) return found;
+  auto made = std::make_shared<Clique>(device, comm);
+  Cliques& cliques = GetCliques();
+  std::lock_guard<std::mutex> lock(cliques.mu);
+  if (found != nullptr) cliques.former.push_back(std::move(found));
+  return cliques.by_name[NameOf(device, site)] = std::move(made);
 }
 
 std::vector<std::shared_ptr<Clique>> AllCliques() {

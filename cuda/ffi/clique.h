@@ -3,10 +3,12 @@
 // what went wrong.
 //
 // Kept per (device, groups, communication id), as XLA keeps its communicators, and made anew where
-// XLA has made its communicator anew. XLA runs the programs that share a clique in the same order
-// on all ranks, and one at a time in their early stages: so the collective calls here match.
+// XLA has made its communicator anew, be it at the same address. XLA runs the programs that share a
+// clique in the same order on all ranks, and one at a time in their early stages: so the collective
+// calls here match.
 #pragma once
 
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -20,6 +22,7 @@
 #include "cuda/ffi/call_site.h"
 #include "cuda/ffi/collectives.h"
 #include "cuda/ffi/communicator.h"
+#include "cuda/ffi/host_watch.h"
 #include "cuda/ffi/route.h"
 #include "cuda/ffi/symmetric.h"
 
@@ -35,10 +38,12 @@ class Clique {
   // Later calls return the same, as a rank that tried again would be alone.
   std::optional<Failure> Join(const CallSite& site);
 
+  // Whether this is the clique of a communicator, and not of an earlier one that XLA had.
+  bool IsOf(nccl::Comm* comm);
+
   // From here on: after Join succeeded.
   const Offer& offer() const { return offer_; }
   const Communicator& communicator() const { return *communicator_; }
-  nccl::Comm* comm() const { return comm_; }
   int rank() const { return communicator_->rank(); }
 
   // Collective: everybody gets everybody's value, by rank.
@@ -48,11 +53,16 @@ class Clique {
     return communicator_->Exchange(mine, timeout_s);
   }
 
-  // As Communicator.
-  std::variant<void*, Failure> Upload(const std::vector<int32_t>& words, double timeout_s) {
-    std::lock_guard<std::mutex> lock(together_mu_);
-    return communicator_->Upload(words, timeout_s);
-  }
+  // Collective: a plan's image in device memory. Fails on all ranks alike.
+  std::variant<void*, Failure> Upload(const std::vector<int32_t>& words, double timeout_s);
+
+  // Collective: gives NCCL's collectives of a call site its deadline. Fails on all ranks alike.
+  std::variant<HostWatch::Marks, Failure> Watch(const CallSite& site);
+
+  // What all ranks know: some rank gets no windows from XLA for any call, and why. Registering
+  // windows makes XLA wait for all ranks without a deadline, so that nobody must ask for them then.
+  void ForgoWindows(const std::string& why);
+  std::string no_windows();
 
   // Collective: memory of at least so many bytes that every rank reaches. What is there grows, and
   // is shared by all calls that ask for the same use.
@@ -70,8 +80,12 @@ class Clique {
   // Everything in a kernel's peer table but the buffers.
   void FillPeers(PeerTable* peers) const;
 
-  // Why no more calls can be made; nothing as long as they can. The first failure of a kernel is
-  // told in full once, to the caller with `is_caller`.
+  // Notes a call for what is logged when one fails: the last few that were put on a stream, or
+  // recorded into a graph.
+  void NoteCall(uint32_t op_id);
+
+  // Why no more calls can be made; nothing as long as they can. The first failure is told in full
+  // once, to the caller with `is_caller`, and what is known of it is logged when it is first seen.
   std::optional<Failure> Fault(bool is_caller);
 
  private:
@@ -80,6 +94,14 @@ class Clique {
   std::optional<Failure> FindPeers(double timeout_s);
   Memory Grow(std::shared_ptr<const SymmetricBuffer>* have, int64_t nbytes, double timeout_s);
   std::optional<Failure> IsStillThere(const WindowAt& at, const PeerPointers& known, bool* is);
+  void Late(uint32_t op_id, double timeout_s);
+  std::string Known();
+
+  // What kernels write on the host, and where a copy of the signal pad goes.
+  struct OnHost {
+    ErrorRecord error;
+    SignalPad pad;
+  };
 
   const int device_;
   nccl::Comm* const comm_;
@@ -90,20 +112,25 @@ class Clique {
   std::unique_ptr<Communicator> communicator_;
   Offer offer_;
   std::shared_ptr<const SymmetricBuffer> pads_;
-  ErrorRecord* error_ = nullptr;            // On the host,
-  ErrorRecord* error_on_device_ = nullptr;  // and as kernels see it.
+  OnHost* on_host_ = nullptr;
+  ErrorRecord* error_on_device_ = nullptr;  // on_host_->error as kernels see it.
+  HostWatch* watch_ = nullptr;              // Of NCCL's collectives. Never freed: see there.
 
   std::map<Kernel, std::shared_ptr<const SymmetricBuffer>> scratch_;
   std::map<Side, std::shared_ptr<const SymmetricBuffer>> staging_;
 
   std::mutex mu_;
   std::map<std::pair<nccl::Window*, size_t>, PeerPointers> pointers_;
-  std::string fault_;
+  std::optional<Failure> fault_;
   bool fault_was_told_ = false;
+  std::string no_windows_;
+  std::deque<uint32_t> last_calls_;  // Their op_ids.
 };
 
 // The clique of a call on a device.
 std::shared_ptr<Clique> CliqueFor(int device, nccl::Comm* comm, const CallSite& site);
+// The one that there is, if any.
+std::shared_ptr<Clique> FindClique(int device, const CallSite& site);
 // All that there have been, for CheckHealth.
 std::vector<std::shared_ptr<Clique>> AllCliques();
 

@@ -38,10 +38,25 @@ Failure Late(const std::string& what, double timeout_s) {
 
 // How a rank is, so that it fits into an exchange.
 struct Verdict {
+  static constexpr Topic kTopic = Topic::kVerdict;
   int32_t is_well;
   int32_t code;
   char text[240];
 };
+
+const char* Name(Topic topic) {
+  switch (topic) {
+    case Topic::kVerdict:
+      return "whether all is well";
+    case Topic::kRankFacts:
+      return "what they can do";
+    case Topic::kReach:
+      return "whom they reach";
+    case Topic::kAnnouncement:
+      return "their next collective";
+  }
+  return "something unknown";
+}
 
 }  // namespace
 
@@ -50,6 +65,7 @@ std::variant<std::unique_ptr<Communicator>, Failure> Communicator::Open(const nc
                                                                         int num_ranks) {
   std::unique_ptr<Communicator> opened(new Communicator(api, comm));
   if (auto failure = opened->ReadRank(num_ranks)) return *failure;
+  if (auto failure = opened->Mark()) return *failure;
   if (auto failure = opened->Allocate()) return *failure;
   return opened;
 }
@@ -68,15 +84,32 @@ std::optional<Failure> Communicator::ReadRank(int expected_ranks) {
                      ".\n  This jaxlib is not one that jcoll knows; use algorithm=\"xla\"."};
 }
 
+// NCCL lets nobody put a name on a communicator that is borrowed. But it numbers the reductions
+// that users make per communicator, and refuses to destroy one that it does not know: a reduction
+// that is there is a mark. Nobody reduces by it.
+std::optional<Failure> Communicator::Mark() {
+  int32_t one = 1;
+  const nccl::Result result =
+      api_->RedOpCreatePreMulSum(&mark_, &one, nccl::kInt32, nccl::kScalarHostImmediate, comm_);
+  auto failure = Check("ncclRedOpCreatePreMulSum", result, /*timeout_s=*/10);
+  if (failure) mark_ = nccl::kSum;
+  return failure;
+}
+
+bool Communicator::IsSame() {
+  if (mark_ == nccl::kSum || api_->RedOpDestroy(mark_, comm_) != nccl::kSuccess) return false;
+  return !Mark();
+}
+
 std::optional<Failure> Communicator::Allocate() {
-  const size_t nbytes = (1 + static_cast<size_t>(num_ranks_)) * kMaxNbytes;
+  const size_t nbytes = (1 + static_cast<size_t>(num_ranks_)) * sizeof(Message);
   void *host = nullptr, *alias = nullptr, *memory = nullptr;
   if (auto failure = device::AllocateHost(nbytes, &host, &alias)) return failure;
   if (auto failure = device::Allocate(nbytes, &memory)) return failure;
   if (auto failure = device::Allocate(sizeof(int32_t), &word_)) return failure;
   if (auto failure = device::NewStream(&stream_)) return failure;
-  host_ = static_cast<char*>(host);
-  device_ = static_cast<char*>(memory);
+  host_ = static_cast<Message*>(host);
+  device_ = static_cast<Message*>(memory);
   return device::Zero(word_, sizeof(int32_t), stream_);
 }
 
@@ -108,20 +141,32 @@ std::optional<Failure> Communicator::WaitForStream(double timeout_s) const {
   }
 }
 
-std::optional<Failure> Communicator::ExchangeBytes(const void* mine, size_t nbytes, void* all,
-                                                   double timeout_s) {
-  char* const all_host = host_ + kMaxNbytes;
-  char* const all_device = device_ + kMaxNbytes;
-  std::memcpy(host_, mine, nbytes);
-  if (auto failure = device::Copy(device_, host_, nbytes, stream_)) return failure;
+std::optional<Failure> Communicator::ExchangeMessages(const Message& mine, double timeout_s) {
+  if (broken_) return broken_;
+  ++num_exchanges_;
+  broken_ = Gather(mine, timeout_s);
+  for (int rank = 0; rank < num_ranks_ && !broken_; ++rank) {
+    const Head& head = host_[1 + rank].head;
+    if (head.number == mine.head.number && head.topic == mine.head.topic) continue;
+    broken_ = Failure{FailureCode::kInternal,
+                      "jcoll: the ranks of a communicator are out of step: rank " +
+                          std::to_string(rank) + " tells " + Name(head.topic) + " (exchange " +
+                          std::to_string(head.number) + "), and rank " + std::to_string(rank_) +
+                          " " + Name(mine.head.topic) + " (" + std::to_string(mine.head.number) +
+                          ").\n  All processes must run the same programs in the same order, and "
+                          "end together where one has failed."};
+  }
+  return broken_;
+}
+
+std::optional<Failure> Communicator::Gather(const Message& mine, double timeout_s) {
+  host_[0] = mine;
+  if (auto failure = device::Copy(device_, host_, sizeof(Message), stream_)) return failure;
   const nccl::Result result =
-      api_->AllGather(device_, all_device, nbytes, nccl::kUint8, comm_, stream_);
+      api_->AllGather(device_, device_ + 1, sizeof(Message), nccl::kUint8, comm_, stream_);
   if (auto failure = Check("ncclAllGather", result, timeout_s)) return failure;
-  auto failure = device::Copy(all_host, all_device, nbytes * num_ranks_, stream_);
-  if (!failure) failure = WaitForStream(timeout_s);
-  if (failure) return failure;
-  std::memcpy(all, all_host, nbytes * num_ranks_);
-  return std::nullopt;
+  auto failure = device::Copy(host_ + 1, device_ + 1, sizeof(Message) * num_ranks_, stream_);
+  return failure ? failure : WaitForStream(timeout_s);
 }
 
 std::variant<void*, Failure> Communicator::Upload(const std::vector<int32_t>& words,
@@ -132,6 +177,13 @@ std::variant<void*, Failure> Communicator::Upload(const std::vector<int32_t>& wo
   if (auto failure = device::Copy(memory, words.data(), nbytes, stream_)) return *failure;
   if (auto failure = WaitForStream(timeout_s)) return *failure;
   return memory;
+}
+
+std::optional<Failure> Communicator::Download(void* host, const void* memory, size_t nbytes,
+                                              double timeout_s) {
+  if (broken_) return broken_;  // What is in flight may never end.
+  auto failure = device::Copy(host, memory, nbytes, stream_);
+  return failure ? failure : WaitForStream(timeout_s);
 }
 
 std::optional<Failure> Communicator::AllWell(const std::optional<Failure>& mine, double timeout_s) {

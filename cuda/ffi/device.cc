@@ -7,6 +7,8 @@
 #include <cstring>
 #include <string>
 
+#include "cuda/ffi/architectures.h"
+
 namespace jcoll::gpu::device {
 
 Scoped::Scoped(int ordinal) {
@@ -32,6 +34,10 @@ std::optional<Failure> GetFacts(DeviceFacts* facts) {
   if (auto failure = attribute(cudaDevAttrComputeCapabilityMinor, &minor)) return failure;
   facts->compute_capability = 10 * major + minor;
   return attribute(cudaDevAttrMultiProcessorCount, &facts->num_sms);
+}
+
+std::string WhyNoCode(int compute_capability) {
+  return gpu::WhyNoCode(JCOLL_CUDA_ARCHITECTURES, compute_capability);
 }
 
 std::optional<Failure> Allocate(size_t nbytes, void** memory) {

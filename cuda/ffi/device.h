@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <optional>
+#include <string>
 
 #include "csrc/failure.h"
 #include "cuda/kernels/launch.h"  // DeviceFacts, cudaStream_t, cudaError_t
@@ -27,6 +28,8 @@ std::optional<Failure> Check(const char* what, cudaError_t error);
 
 // Of the current device.
 std::optional<Failure> GetFacts(DeviceFacts* facts);
+// Why this build has no kernels for a GPU of a compute capability; empty: it has.
+std::string WhyNoCode(int compute_capability);
 std::optional<Failure> Allocate(size_t nbytes, void** memory);
 // Page-locked host memory, zeroed, that the device can read and write at *device.
 std::optional<Failure> AllocateHost(size_t nbytes, void** host, void** device);

@@ -38,13 +38,25 @@ std::string WhatToDo(const ErrorRecord& record) {
 
 }  // namespace
 
-std::string ErrorText(const ErrorRecord& record, int device) {
-  return WhereOf(record.op_id) + ": " + WhatHappened(record) + "\n  Device " +
-         std::to_string(device) + ", call " + std::to_string(record.call) +
-         " of this communicator, block " + std::to_string(record.block) +
-         ". The outputs of that call hold NaN, or the largest value of their type, and the "
-         "communicator takes no more calls.\n  " +
-         WhatToDo(record) + " Then start the program anew.";
+Failure ErrorOf(const ErrorRecord& record, int device) {
+  const bool is_misuse = record.kind == ErrorKind::kRowsOutside;
+  return {is_misuse ? FailureCode::kInvalidArgument : FailureCode::kDeadlineExceeded,
+          WhereOf(record.op_id) + ": " + WhatHappened(record) + "\n  Device " +
+              std::to_string(device) + ", call " + std::to_string(record.call) +
+              " of this communicator, block " + std::to_string(record.block) +
+              ". The outputs of that call hold NaN, or the largest value of their type, and the "
+              "communicator takes no more calls.\n  " +
+              WhatToDo(record) + " Then start the program anew."};
+}
+
+std::string LateText(uint32_t op_id, int rank, int device, double timeout_s) {
+  char seconds[32];
+  std::snprintf(seconds, sizeof(seconds), "%g", timeout_s);
+  return WhereOf(op_id) + ": NCCL's collective was not over after " + seconds + " s, on rank " +
+         std::to_string(rank) + ".\n  Device " + std::to_string(device) +
+         ". NCCL waits on, and so does whoever waits for the result; the communicator takes no "
+         "more calls.\n  Look at the other ranks' logs; raise timeout_s if one is only slow. End "
+         "all processes of the job.";
 }
 
 }  // namespace jcoll::gpu

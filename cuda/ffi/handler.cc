@@ -39,7 +39,6 @@ std::optional<Failure> ReadSite(ffi::Dictionary dictionary, CallSite* site) {
   attrs.Read("signature", &site->signature);
   attrs.Read("dtype", &site->dtype_name);
   attrs.Read("timeout_s", &site->timeout_s);
-  attrs.Read("nbytes", &site->nbytes);
   attrs.Read("reduce_op", &site->reduce_op_name);
   attrs.Read("count", &site->count);
   attrs.Read("root", &site->root);

@@ -14,7 +14,6 @@
 //     dtype             str      numpy's name
 //     reduce_op         str      sum, mean, min, max, prod; "" if the op does not reduce
 //     timeout_s         f64      of one wait for a peer; <= 0: the process-wide default
-//     nbytes            i64      one rank's size as nccl-tests counts it, for people
 //     count             i64      Call::count: elements of the whole array (all_reduce, broadcast,
 //                                barrier) or of one block (reduce_scatter: the output, all_gather:
 //                                the input, all_to_all: for one peer); ragged_all_to_all: not used

@@ -134,16 +134,19 @@ std::optional<std::string> HostCallsRefusal(const CallSite& site) {
 }
 
 std::optional<Failure> RunHostCalls(const CallSite& site, const Communicator& communicator,
-                                    const Buffers& buffers, cudaStream_t stream) {
+                                    const HostWatch::Marks& marks, const Buffers& buffers,
+                                    cudaStream_t stream) {
   const double timeout_s = site.timeout_seconds();
   nccl::Result broken = nccl::kSuccess;  // A peer that died, or a network that did.
   communicator.api().CommGetAsyncError(communicator.comm(), &broken);
   auto failure = communicator.Check("the communicator", broken, timeout_s);
+  if (!failure) failure = device::Copy(marks.word, marks.begun, sizeof(*marks.word), stream);
   if (!failure) {
     const nccl::Result result =
         Issue(site, communicator, buffers.inputs[0].data, buffers.outputs[0].data, stream);
     failure = communicator.Check("the collective", result, timeout_s);
   }
+  if (!failure) failure = device::Copy(marks.word, marks.done, sizeof(*marks.word), stream);
   if (failure) failure->message = site.Where() + ": " + failure->message;
   return failure;
 }

@@ -1,6 +1,6 @@
-// Collectives by NCCL's own functions, on the stream of the call: where our kernels cannot reach
-// the peers, as between nodes. NCCL adds 16-bit floats in their own precision, rounding at every
-// rank, and guards only by its own deadline against ranks that do not come.
+// Collectives by NCCL's own functions, on the stream of the call: where our kernels do not serve
+// it, as where ranks do not reach each other's memory. NCCL adds 16-bit floats in their own
+// precision, rounding at every rank, and waits for ranks without a deadline (see host_watch.h).
 #pragma once
 
 #include <optional>
@@ -8,14 +8,16 @@
 
 #include "cuda/ffi/call_site.h"
 #include "cuda/ffi/communicator.h"
+#include "cuda/ffi/host_watch.h"
 
 namespace jcoll::gpu {
 
 // Why NCCL has no function for a call; nothing if it has.
 std::optional<std::string> HostCallsRefusal(const CallSite& site);
 
-// Asynchronous. Precondition: no refusal.
+// Asynchronous. Precondition: no refusal. `marks`: by which the collective is watched.
 std::optional<Failure> RunHostCalls(const CallSite& site, const Communicator& communicator,
-                                    const Buffers& buffers, cudaStream_t stream);
+                                    const HostWatch::Marks& marks, const Buffers& buffers,
+                                    cudaStream_t stream);
 
 }  // namespace jcoll::gpu

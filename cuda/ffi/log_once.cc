@@ -30,7 +30,7 @@ void LogOnce(const std::string& text) {
     if (!log.said.insert(text).second) return;
     sink = log.sink;
   }
-  sink(text);  // Without the lock: Python's logging takes locks of its own.
+  sink(text);  // Without the lock: a sink may have one of its own.
 }
 
 void SetLogSink(std::function<void(const std::string&)> sink) {

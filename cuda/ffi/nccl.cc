@@ -92,6 +92,8 @@ std::variant<Api, Failure> Load(const char* library) {
   symbols.Require("ncclBroadcast", &api.Broadcast);
   symbols.Require("ncclSend", &api.Send);
   symbols.Require("ncclRecv", &api.Recv);
+  symbols.Require("ncclRedOpCreatePreMulSum", &api.RedOpCreatePreMulSum);
+  symbols.Require("ncclRedOpDestroy", &api.RedOpDestroy);
   if (!symbols.missing().empty()) {
     return Unusable(library,
                     VersionText(api.version) + " has no function " + symbols.missing() + ".");

@@ -32,7 +32,8 @@ enum DataType : int {
 };
 enum RedOp : int { kSum = 0, kProd = 1, kMax = 2, kMin = 3, kAvg = 4 };
 
-constexpr int kSymmetricWindow = 1;  // NCCL_WIN_COLL_SYMMETRIC
+constexpr int kSymmetricWindow = 1;      // NCCL_WIN_COLL_SYMMETRIC
+constexpr int kScalarHostImmediate = 1;  // ncclScalarHostImmediate
 // As ncclGetVersion counts: 10000 * major + 100 * minor + patch.
 constexpr int kOldestVersion = 21800;        // The floor of jax-cuda12-plugin.
 constexpr int kPeerPointersVersion = 22900;  // ncclGetPeerDevicePointer
@@ -53,6 +54,9 @@ struct Api {
   Result (*Broadcast)(const void*, void*, size_t, DataType, int, Comm*, cudaStream_t) = nullptr;
   Result (*Send)(const void*, size_t, DataType, int, Comm*, cudaStream_t) = nullptr;
   Result (*Recv)(void*, size_t, DataType, int, Comm*, cudaStream_t) = nullptr;
+  // A reduction of one's own, which is a communicator's; see Communicator::IsSame.
+  Result (*RedOpCreatePreMulSum)(RedOp*, void* scalar, DataType, int residence, Comm*) = nullptr;
+  Result (*RedOpDestroy)(RedOp, Comm*) = nullptr;
 
   // Null where the library is older than kPeerPointersVersion; GetPeerDevicePointer tells.
   Result (*MemAlloc)(void**, size_t) = nullptr;

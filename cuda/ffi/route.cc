@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <optional>
 #include <vector>
@@ -51,7 +52,6 @@ std::vector<Kernel> AllReduceKernels(const CallSite& site, const Offer& offer) {
     if (nbytes <= kMultimemOneShotNbytes) return {Kernel::kAllReduceMultimemOneShot};
     return {Kernel::kAllReduceMultimemTwoShot};
   }
-  if (site.algorithm != "direct") return {};
   std::vector<Kernel> kernels;
   if (offer.multicast && nbytes > kMultimemFromNbytes) {
     kernels.push_back(Kernel::kAllReduceMultimemTwoShot);
@@ -95,15 +95,32 @@ std::optional<Kernel> OnlyKernel(Op op) {
   return std::nullopt;
 }
 
+// What algorithms of kernels an op has; jcoll/algorithms/kernels.py has the same table.
+struct AlgorithmRow {
+  const char *op, *algorithm;
+};
+constexpr AlgorithmRow kAlgorithms[] = {
+    {"all_reduce", "direct"},   {"all_reduce", "one_shot"},      {"all_reduce", "two_shot"},
+    {"all_reduce", "multimem"}, {"reduce_scatter", "direct"},    {"reduce_scatter", "one_shot"},
+    {"all_gather", "direct"},   {"all_gather", "one_shot"},      {"all_to_all", "direct"},
+    {"all_to_all", "one_shot"}, {"ragged_all_to_all", "direct"}, {"ragged_all_to_all", "one_shot"},
+    {"broadcast", "direct"},    {"broadcast", "one_shot"},       {"barrier", "direct"},
+};
+
+bool HasKernels(const CallSite& site) {
+  return std::any_of(std::begin(kAlgorithms), std::end(kAlgorithms), [&](const AlgorithmRow& row) {
+    return site.op_name == row.op && site.algorithm == row.algorithm;
+  });
+}
+
 // The kernels by which an algorithm does an op, the best first; none: it does not.
-// jcoll/algorithms/kernels.py has the same table.
 std::vector<Kernel> KernelsOf(const CallSite& site, const Offer& offer) {
   if (!site.plan_op.empty()) {
     if (site.op == Op::kRaggedAllToAll) return {};  // Plans move blocks of one size.
     return {Kernel::kPlanLL, Kernel::kPlanSimple};
   }
+  if (!HasKernels(site)) return {};
   if (site.op == Op::kAllReduce) return AllReduceKernels(site, offer);
-  if (site.algorithm != "direct" && site.algorithm != "one_shot") return {};
   if (const auto kernel = OnlyKernel(site.op)) return {*kernel};
   return {};
 }

@@ -10,8 +10,10 @@ namespace {
 
 // What a rank says about its next call.
 struct Announcement {
+  static constexpr Topic kTopic = Topic::kAnnouncement;
   uint64_t fingerprint;
-  int32_t has_windows;
+  int64_t input_place, output_place;
+  int32_t misses_windows, for_good;
   char why_not[200];
 };
 
@@ -47,46 +49,72 @@ std::optional<Failure> CopyIfElsewhere(void* to, const BufferView& from, cudaStr
 
 }  // namespace
 
-std::shared_ptr<const Stages::Agreement> Stages::Find(int device) {
+Stages::OfDevice Stages::Find(int device) {
   std::lock_guard<std::mutex> lock(mu_);
-  const auto found = agreements_.find(device);
-  return found == agreements_.end() ? nullptr : found->second;
+  return of_device_[device];
+}
+
+void Stages::Keep(int device, const OfDevice& kept) {
+  std::lock_guard<std::mutex> lock(mu_);
+  of_device_[device] = kept;
 }
 
 std::optional<Failure> Stages::Prepare(Collectives& xla, int device, const Buffers& buffers) {
   if (auto failure = site_.CheckBuffers(buffers)) return failure;
   if (site_.is_empty()) return std::nullopt;
   if (auto failure = xla.RequestCommunicator()) return failure;
-  const auto agreement = Find(device);
-  const bool wants_windows = site_.op != Op::kBarrier &&
-                             (agreement == nullptr || agreement->route.path == Path::kUserBuffers);
-  if (!wants_windows || !WhyNoWindows(xla, device, buffers).empty()) return std::nullopt;
+  if (site_.op == Op::kBarrier) return std::nullopt;
+  OfDevice kept = Find(device);
+  const bool wants_windows =
+      kept.agreement == nullptr || kept.agreement->route.path == Path::kUserBuffers;
+  if (!wants_windows || !CanAsk(xla, device, buffers).missing.empty()) return std::nullopt;
   if (auto failure = xla.RequestWindows(Regions(buffers))) {
-    std::lock_guard<std::mutex> lock(mu_);
-    refused_windows_[device] = failure->message;
+    kept.refused_windows = failure->message;
+    Keep(device, kept);
   }
   return std::nullopt;
 }
 
-std::string Stages::WhyNoWindows(Collectives& xla, int device, const Buffers& buffers) {
-  if (!xla.has_windows()) return "this jaxlib offers no windows (0.12 does)";
+Stages::Windows Stages::CanAsk(Collectives& xla, int device, const Buffers& buffers) {
+  const auto never = [](const std::string& why) { return Windows{{}, why, /*for_good=*/true}; };
+  if (!xla.has_windows()) return never("this jaxlib offers no windows (0.12 does)");
   const auto api = nccl::Get();
   const auto* found = std::get_if<const nccl::Api*>(&api);
-  if (found == nullptr || !(*found)->has_peer_pointers()) return "NCCL is too old for windows";
-  {
-    std::lock_guard<std::mutex> lock(mu_);
-    const auto refused = refused_windows_.find(device);
-    if (refused != refused_windows_.end()) return refused->second;
+  if (found == nullptr || !(*found)->has_peer_pointers()) {
+    return never("NCCL is too old for windows");
   }
-  if (Overlap(buffers.inputs[0], buffers.outputs[0])) return "the result replaces the operand";
+  if (const auto clique = FindClique(device, site_)) {
+    if (const std::string why = clique->no_windows(); !why.empty()) return never(why);
+  }
+  if (std::string refused = Find(device).refused_windows; !refused.empty()) return {{}, refused};
+  if (Overlap(buffers.inputs[0], buffers.outputs[0])) {
+    return {{}, "the result replaces the operand"};
+  }
   // XLA takes every request, and if it then cannot register the memory the program fails: look
   // before.
   for (const Region& region : Regions(buffers)) {
     if (!device::IsShareable(region.buffer)) {
-      return "XLA's allocator gives memory that cannot be shared between devices";
+      return {{}, "XLA's allocator gives memory that cannot be shared between devices"};
     }
   }
-  return "";
+  return {};
+}
+
+Stages::Windows Stages::FindWindows(Collectives& xla, int device, const Buffers& buffers) {
+  Windows windows = CanAsk(xla, device, buffers);
+  if (!windows.missing.empty() || site_.op == Op::kBarrier) return windows;
+  const auto find = [&](const BufferView& view, int64_t* place) {
+    if (view.nbytes == 0) return;
+    const auto at = xla.GetWindow(view.data);
+    if (const auto* failure = std::get_if<Failure>(&at)) {
+      windows.missing = failure->message;
+    } else {
+      *place = static_cast<int64_t>(std::get<WindowAt>(at).offset);
+    }
+  };
+  find(buffers.inputs[0], &windows.places.input);
+  find(buffers.outputs[0], &windows.places.output);
+  return windows;
 }
 
 std::optional<Failure> Stages::Initialize(Collectives& xla, int device, const Buffers& buffers) {
@@ -95,16 +123,20 @@ std::optional<Failure> Stages::Initialize(Collectives& xla, int device, const Bu
   const auto got = xla.GetCommunicator();
   if (auto* failure = std::get_if<Failure>(&got)) return *failure;
   const auto clique = CliqueFor(device, std::get<nccl::Comm*>(got), site_);
-  auto agreement = Find(device);
-  if (agreement == nullptr || agreement->clique != clique) {
-    auto agreed = Agree(xla, device, buffers, clique);
+  if (auto fault = clique->Fault(/*is_caller=*/true)) return fault;
+  OfDevice kept = Find(device);
+  if (kept.agreement == nullptr || kept.agreement->clique != clique) {
+    auto agreed = Agree(xla, device, buffers, clique, &kept.compared);
     if (auto* failure = std::get_if<Failure>(&agreed)) return *failure;
-    agreement = std::get<std::shared_ptr<const Agreement>>(agreed);
-    std::lock_guard<std::mutex> lock(mu_);
-    agreements_[device] = agreement;
+    kept.agreement = std::get<std::shared_ptr<const Agreement>>(agreed);
+    kept.refused_windows.clear();
+    Keep(device, kept);
+  } else if (auto failure = ComparePlaces(xla, device, buffers)) {
+    return failure;
   }
-  if (agreement->route.path != Path::kUserBuffers || site_.op == Op::kBarrier) return std::nullopt;
-  Call call = agreement->call;
+  const Agreement& agreement = *kept.agreement;
+  if (agreement.route.path != Path::kUserBuffers || site_.op == Op::kBarrier) return std::nullopt;
+  Call call = agreement.call;
   auto failure = FillWindows(xla, *clique, buffers, /*is_first=*/true, &call.peers);
   if (failure) return failure;
   const auto refusal = Refusal(call, clique->offer().device);  // Of these very addresses.
@@ -113,44 +145,87 @@ std::optional<Failure> Stages::Initialize(Collectives& xla, int device, const Bu
 }
 
 Stages::AgreementOr Stages::Agree(Collectives& xla, int device, const Buffers& buffers,
-                                  std::shared_ptr<Clique> clique) {
-  if (auto failure = clique->Join(site_)) return *failure;
-  if (auto fault = clique->Fault(/*is_caller=*/true)) return *fault;
-  std::string no_windows = WhyNoWindows(xla, device, buffers);
-  for (const Region& region : Regions(buffers)) {
-    if (!no_windows.empty() || site_.op == Op::kBarrier) break;
-    const auto at = xla.GetWindow(region.buffer);
-    if (const auto* failure = std::get_if<Failure>(&at)) no_windows = failure->message;
+                                  std::shared_ptr<Clique> clique, Places* compared) {
+  Windows windows = FindWindows(xla, device, buffers);
+  const std::string own = windows.missing;
+  auto failure = clique->Join(site_);
+  if (!failure) failure = CompareRanks(*clique, &windows);
+  if (failure && failure->code == FailureCode::kDeadlineExceeded && !own.empty() &&
+      site_.op != Op::kBarrier) {
+    failure->message += "\n  This rank asked XLA for no windows (" + own +
+                        "); ranks that did may be waiting for it there. See that all processes "
+                        "have the same jaxlib, NCCL and allocator.";
   }
-  if (auto failure = CompareRanks(*clique, &no_windows)) return *failure;
-  const auto route = ChooseRoute(site_, clique->offer(), no_windows);
-  if (auto* failure = std::get_if<Failure>(&route)) return *failure;
+  if (failure) return *failure;
+  if (windows.for_good) clique->ForgoWindows(windows.missing);
+  *compared = windows.places;
+  const auto route = ChooseRoute(site_, clique->offer(), windows.missing);
+  if (auto* bad = std::get_if<Failure>(&route)) return *bad;
   auto agreement = std::make_shared<Agreement>();
   agreement->clique = std::move(clique);
   agreement->route = std::get<Route>(route);
-  if (agreement->route.path != Path::kHostCalls) {
-    if (auto failure = AddMemory(agreement.get())) return *failure;
-  }
+  if (auto bad = AddMemory(agreement.get())) return *bad;
   return std::shared_ptr<const Agreement>(std::move(agreement));
 }
 
-std::optional<Failure> Stages::CompareRanks(Clique& clique, std::string* no_windows) const {
+std::optional<Failure> Stages::CompareRanks(Clique& clique, Windows* windows) const {
   Announcement mine = {};
   mine.fingerprint = site_.Fingerprint();
-  mine.has_windows = no_windows->empty();
-  no_windows->copy(mine.why_not, sizeof(mine.why_not) - 1);
+  mine.input_place = windows->places.input;
+  mine.output_place = windows->places.output;
+  mine.misses_windows = !windows->missing.empty();
+  mine.for_good = windows->for_good;
+  windows->missing.copy(mine.why_not, sizeof(mine.why_not) - 1);
   auto exchanged = clique.Exchange(mine, site_.timeout_seconds());
   if (auto* failure = std::get_if<Failure>(&exchanged)) return *failure;
-  no_windows->clear();
+  windows->missing.clear();
+  windows->for_good = false;
   const auto& all = std::get<std::vector<Announcement>>(exchanged);
   for (size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank].fingerprint != mine.fingerprint) {
+    const Announcement& other = all[rank];
+    if (other.fingerprint != mine.fingerprint) {
       return site_.Error("rank " + std::to_string(rank) + " is at another collective than rank " +
-                             std::to_string(clique.rank()) + ".",
-                         "All processes must run the same program, with the same shapes.");
+                             std::to_string(clique.rank()) + ", or has another plan for it.",
+                         "All processes must run the same program, with the same shapes and the "
+                         "same definitions of algorithms.");
     }
-    if (!all[rank].has_windows && no_windows->empty()) *no_windows = all[rank].why_not;
+    const bool says_more = windows->missing.empty() || (other.for_good && !windows->for_good);
+    if (other.misses_windows && says_more) {
+      windows->missing = other.why_not;
+      windows->for_good = other.for_good;
+    }
   }
+  for (size_t rank = 1; rank < all.size() && windows->missing.empty(); ++rank) {
+    if (all[rank].input_place == all[0].input_place &&
+        all[rank].output_place == all[0].output_place) {
+      continue;
+    }
+    windows->missing =
+        "rank " + std::to_string(rank) + "'s arrays lie elsewhere in XLA's windows than rank 0's";
+  }
+  return std::nullopt;
+}
+
+// Buffers may move between runs. Ranks whose buffers have not moved since all compared them have
+// still the same places; so it takes an exchange only where they have, which is then so on all
+// ranks. Where it is not, ranks that exchange meet nobody, and all fail by their deadlines.
+std::optional<Failure> Stages::ComparePlaces(Collectives& xla, int device, const Buffers& buffers) {
+  OfDevice kept = Find(device);
+  if (kept.agreement->route.path != Path::kUserBuffers || site_.op == Op::kBarrier) {
+    return std::nullopt;
+  }
+  Windows windows = FindWindows(xla, device, buffers);
+  if (windows.missing.empty() && windows.places == kept.compared) return std::nullopt;
+  const Places own = windows.places;
+  if (auto failure = CompareRanks(*kept.agreement->clique, &windows)) return failure;
+  if (!windows.missing.empty()) {
+    return site_.Error("kernels reach the arrays no more where the ranks agreed that they would: " +
+                           windows.missing + ".",
+                       "What was recorded may be replayed, so that the ranks cannot change to "
+                       "copies now. Use algorithm=\"xla\", or start the program anew.");
+  }
+  kept.compared = own;
+  Keep(device, kept);
   return std::nullopt;
 }
 
@@ -159,6 +234,12 @@ std::optional<Failure> Stages::AddMemory(Agreement* agreement) const {
   Clique& clique = *agreement->clique;
   Call& call = agreement->call;
   call = site_.ToCall();
+  if (agreement->route.path == Path::kHostCalls) {
+    auto marks = clique.Watch(site_);
+    if (auto* failure = std::get_if<Failure>(&marks)) return *failure;
+    agreement->marks = std::get<HostWatch::Marks>(marks);
+    return std::nullopt;
+  }
   call.kernel = agreement->route.kernel;
   clique.FillPeers(&call.peers);
   call.num_blocks = BlocksFor(call, clique.offer().device);
@@ -174,14 +255,20 @@ std::optional<Failure> Stages::AddMemory(Agreement* agreement) const {
     if (auto* failure = std::get_if<Failure>(&image)) return *failure;
     call.program_image = std::get<void*>(image);
   }
-  if (agreement->route.path != Path::kStaging) return std::nullopt;
+  return agreement->route.path == Path::kStaging ? AddStaging(agreement) : std::nullopt;
+}
+
+std::optional<Failure> Stages::AddStaging(Agreement* agreement) const {
+  using Buffer = std::shared_ptr<const SymmetricBuffer>;
+  Clique& clique = *agreement->clique;
+  const double timeout_s = site_.timeout_seconds();
   auto input = clique.Staging(Clique::Side::kInput, site_.input_nbytes(), timeout_s);
   if (auto* failure = std::get_if<Failure>(&input)) return *failure;
   auto output = clique.Staging(Clique::Side::kOutput, site_.output_nbytes(), timeout_s);
   if (auto* failure = std::get_if<Failure>(&output)) return *failure;
   agreement->input = std::get<Buffer>(input);
   agreement->output = std::get<Buffer>(output);
-  FillStaging(*agreement->input, *agreement->output, &call.peers);
+  FillStaging(*agreement->input, *agreement->output, &agreement->call.peers);
   return std::nullopt;
 }
 
@@ -206,18 +293,20 @@ std::optional<Failure> Stages::Execute(Collectives& xla, int device, const Buffe
                                        cudaStream_t stream) {
   if (auto failure = site_.CheckBuffers(buffers)) return failure;
   if (site_.is_empty()) return std::nullopt;
-  const auto agreement = Find(device);
+  const auto agreement = Find(device).agreement;
   if (agreement == nullptr) {
     return Failure{FailureCode::kInternal, site_.Where() + ": XLA did not initialize the call."};
   }
   if (auto fault = agreement->clique->Fault(/*is_caller=*/true)) return fault;
+  agreement->clique->NoteCall(site_.op_id);
   const device::Scoped current(device);
   if (site_.op == Op::kBarrier) {
     auto failure = CopyIfElsewhere(buffers.outputs[0].data, buffers.inputs[0], stream);
     if (failure) return failure;
   }
   if (agreement->route.path == Path::kHostCalls) {
-    return RunHostCalls(site_, agreement->clique->communicator(), buffers, stream);
+    return RunHostCalls(site_, agreement->clique->communicator(), agreement->marks, buffers,
+                        stream);
   }
   return Launch(xla, *agreement, buffers, stream);
 }
@@ -229,7 +318,6 @@ std::optional<Failure> Stages::Launch(Collectives& xla, const Agreement& agreeme
     call.rows.input_offsets = buffers.inputs[2].data;
     call.rows.send_sizes = buffers.inputs[3].data;
     call.rows.output_offsets = buffers.inputs[4].data;
-    call.rows.recv_sizes = buffers.inputs[5].data;
     call.rows.is_int64 = buffers.inputs[2].element_nbytes == 8;
   }
   const bool is_staged = agreement.route.path == Path::kStaging;

@@ -2,13 +2,17 @@
 //
 //   Prepare     asks XLA for the communicator, and for windows over the call's buffers
 //   Initialize  the first time: the ranks meet, compare their programs and agree on a route;
-//               memory is registered. Later: makes sure that what is remembered still holds.
+//               memory is registered. Later: makes sure that what is remembered still holds, and
+//               tells of a failure, as nothing but this is called where a CUDA graph is replayed.
 //   Execute     puts a kernel, copies or NCCL's functions on the stream. Waits for nobody, and does
 //               the same operations each time: it may be recorded into a CUDA graph.
 //
-// Between nodes: the "hierarchical" algorithm is composed where the program is lowered (jcoll/ops),
-// of calls over the devices of a node, which take kernels here, and calls over the rails between
-// nodes, which have groups and so communicators of their own and take NCCL's functions.
+// For the same reason the ranks never change the route once they have agreed on it: one might
+// replay what it has recorded, while another executes anew.
+//
+// Between nodes nothing runs here: "hierarchical" is composed where the program is lowered
+// (jcoll/ops), of calls over the devices of a node, which come here, and of XLA's own collectives
+// over the rails between nodes.
 #pragma once
 
 #include <map>
@@ -46,17 +50,43 @@ class Stages {
     Route route;
     Call call;                                             // All but the buffers.
     std::shared_ptr<const SymmetricBuffer> input, output;  // kStaging.
+    HostWatch::Marks marks;                                // kHostCalls.
   };
   using AgreementOr = std::variant<std::shared_ptr<const Agreement>, Failure>;
 
-  std::shared_ptr<const Agreement> Find(int device);
+  // Where in XLA's windows the buffers lie. A peer's is found at the own place in the peer's part
+  // of the window: so it has to be the same on all ranks.
+  struct Places {
+    int64_t input = -1, output = -1;  // -1: in no window, or empty.
+    bool operator==(const Places& other) const {
+      return input == other.input && output == other.output;
+    }
+  };
+  // What a rank has of windows for a call.
+  struct Windows {
+    Places places;
+    std::string missing;    // Why the buffers are in none; empty: they are.
+    bool for_good = false;  // And so it is for all calls of this rank.
+  };
+
+  struct OfDevice {
+    std::shared_ptr<const Agreement> agreement;
+    Places compared;              // By all ranks, last.
+    std::string refused_windows;  // Until the ranks have agreed: why XLA did not take the request.
+  };
+
+  OfDevice Find(int device);
+  void Keep(int device, const OfDevice& kept);
   AgreementOr Agree(Collectives& xla, int device, const Buffers& buffers,
-                    std::shared_ptr<Clique> clique);
-  // Collective: all ranks are at the same call. Gives *no_windows: the same on all ranks.
-  std::optional<Failure> CompareRanks(Clique& clique, std::string* no_windows) const;
+                    std::shared_ptr<Clique> clique, Places* compared);
+  // Collective: all ranks are at the same call. Makes windows->missing the same on all of them.
+  std::optional<Failure> CompareRanks(Clique& clique, Windows* windows) const;
+  std::optional<Failure> ComparePlaces(Collectives& xla, int device, const Buffers& buffers);
   std::optional<Failure> AddMemory(Agreement* agreement) const;
-  // Why the buffers are in no windows of XLA's; empty: they are.
-  std::string WhyNoWindows(Collectives& xla, int device, const Buffers& buffers);
+  std::optional<Failure> AddStaging(Agreement* agreement) const;
+  // Whether this rank can ask for windows.
+  Windows CanAsk(Collectives& xla, int device, const Buffers& buffers);
+  Windows FindWindows(Collectives& xla, int device, const Buffers& buffers);
   std::optional<Failure> FillWindows(Collectives& xla, Clique& clique, const Buffers& buffers,
                                      bool is_first, PeerTable* peers) const;
   std::optional<Failure> Launch(Collectives& xla, const Agreement& agreement,
@@ -66,8 +96,7 @@ class Stages {
 
   const CallSite site_;
   std::mutex mu_;
-  std::map<int, std::shared_ptr<const Agreement>> agreements_;  // By device.
-  std::map<int, std::string> refused_windows_;  // By device: why XLA did not take the request.
+  std::map<int, OfDevice> of_device_;
 };
 
 }  // namespace jcoll::gpu

@@ -10,6 +10,8 @@ from jcoll.cli_doctor.probes import Facts, Failed
 
 WINDOWS_EXTENSION = (0, 2)
 """The FFI extension by which XLA registers a program's own buffers (jaxlib 0.12)."""
+SHARING_ALLOCATOR = "vmm"
+"""The allocator of XLA's that gives memory which other GPUs may map."""
 PEER_POINTERS_NCCL = (2, 29)
 """The NCCL that gives pointers to registered peers' memory: cuda/ffi/nccl.h."""
 
@@ -64,13 +66,10 @@ def _cuda_obstacle(facts: Facts) -> str | None:
 
 
 def _kernels_obstacle(facts: Facts) -> str | None:
-    """Kernels run on their own architecture and, by their PTX, on later ones."""
-    built, capabilities = facts["cuda"]["jcoll's kernels"], facts["cuda"]["compute capabilities"]
-    if isinstance(built, Failed) or isinstance(capabilities, Failed):
-        return str(built if isinstance(built, Failed) else capabilities)
-    oldest = min(int(name.removeprefix("sm_").rstrip("af")) for name in built)
-    too_old = sorted({c for c in capabilities if c < oldest})
-    return f"GPUs of sm_{too_old[0]}; the kernels need sm_{oldest}" if too_old else None
+    without = facts["cuda"]["GPUs without kernels"]
+    if isinstance(without, Failed):
+        return without.why
+    return without[0] if without else None
 
 
 def _peers_obstacle(facts: Facts) -> str | None:
@@ -92,6 +91,11 @@ def _windows_obstacle(facts: Facts) -> str | None:
         return extension.why
     if extension is None or _numbers(extension) < WINDOWS_EXTENSION:
         return f"FFI collectives {extension}, {_text(WINDOWS_EXTENSION)} has windows (jaxlib 0.12)"
+    allocator = facts["jax"]["GPU allocator"]
+    if allocator != SHARING_ALLOCATOR:
+        return (
+            f"XLA_PYTHON_CLIENT_ALLOCATOR={allocator}: {SHARING_ALLOCATOR}'s memory can be shared"
+        )
     return None
 
 

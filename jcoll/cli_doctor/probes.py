@@ -119,7 +119,7 @@ def _shm_mib() -> int:
 
 
 def _settings() -> dict[str, str]:
-    names = ("JCOLL_", "XLA_FLAGS", "JAX_PLATFORMS", "NCCL_", "CUDA_VISIBLE_DEVICES")
+    names = ("JCOLL_", "XLA_", "JAX_PLATFORMS", "NCCL_", "CUDA_")
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith(names)}
 
 
@@ -139,6 +139,11 @@ def _devices() -> list[str]:
 
     kinds = [device.device_kind for device in jax.devices()]
     return [f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)]
+
+
+def _allocator() -> str:
+    """Of GPU memory, as JAX's client for GPUs reads it."""
+    return os.environ.get("XLA_PYTHON_CLIENT_ALLOCATOR", "default").lower()
 
 
 def _processes() -> int:
@@ -171,6 +176,14 @@ def _library() -> list[str]:
     from jcoll.runtime import cuda
 
     return cuda.architectures()
+
+
+def _gpus_without_kernels() -> list[str]:
+    """Why, for each kind of GPU on which the library's kernels do not run."""
+    from jcoll.runtime import cuda
+
+    reasons = map(cuda.why_no_code, _compute_capabilities())
+    return sorted({reason for reason in reasons if reason})
 
 
 def _cuda_obstacle() -> str | None:
@@ -235,6 +248,7 @@ PROBES: dict[str, dict[str, Probe]] = {
         "backend": _backend,
         "devices": _devices,
         "processes": _processes,
+        "GPU allocator": _allocator,
         "FFI": _ffi,
         "FFI collectives": _ffi_collectives,
     },
@@ -246,6 +260,7 @@ PROBES: dict[str, dict[str, Probe]] = {
         "GPUs with multicast": _gpus_with_multicast,
         "NCCL": _nccl,
         "jcoll's kernels": _library,
+        "GPUs without kernels": _gpus_without_kernels,
         "obstacle": _cuda_obstacle,
     },
 }

@@ -24,15 +24,16 @@ from jcoll.algorithms import kernels, registry
 from jcoll.algorithms.registry import plan_op
 from jcoll.comm.mesh import Call, signature
 from jcoll.ops import _primitive, _selection
-from jcoll.ops._custom_call import attribute, nbytes, to_wire
+from jcoll.ops._custom_call import attribute, to_wire
 from jcoll.ops._motion import ZERO, Motion
 from jcoll.plan.ops import OPS
 from jcoll.runtime import cuda, world
 from jcoll.tuning.candidates import CUDA, Request
 
 COMMUNICATION_ID = 2
-"""Of XLA's communicators, the ones that are ours: 0 and 1 are XLA's own. One for all calls: they
-run on one stream, in an order that is the same on all ranks, and so can share signal pads."""
+"""Of XLA's communicators, the ones that are ours: 0 and 1 are XLA's own. One for all calls, which
+share signal pads: two at once on a device would be wrong. XLA runs them on one stream in an order
+that is the same on all ranks, unless it is told otherwise: docs/gpu.md names the flags."""
 
 _REDUCED_FP8 = (jnp.float8_e4m3fn, jnp.float8_e5m2)
 """8-bit floats that the kernels reduce themselves: in float32, rounded once."""
@@ -205,7 +206,7 @@ def _run_alone(spec: Any, ctx: Any, *arrays: Any, call: Call, **static: Any) -> 
         shape=tuple(shape),
         dtype=np.dtype(dtype),
         aliases=motion.aliases,
-        attributes=_attributes(call, context[0].shape, motion, avals[0], (shape, dtype))
+        attributes=_attributes(call, context[0].shape, motion, avals[0])
         + _call_attributes(call, given, static.get("root", -1)),
     )
     return [y if y.dtype == out_dtype else y.astype(out_dtype)]
@@ -227,15 +228,13 @@ def _call_attributes(call: Call, given: Any, root: int) -> tuple[tuple[str, Any]
 
 
 def _attributes(
-    call: Call, mesh_shape: Mapping[Any, int], motion: Motion, aval: Any, out: Any
+    call: Call, mesh_shape: Mapping[Any, int], motion: Motion, aval: Any
 ) -> tuple[tuple[str, Any], ...]:
     """Who takes part, and with how much of what."""
-    in_nbytes = nbytes(aval.shape, aval.dtype)
     attributes = {
         "dtype": str(aval.dtype),
         "reduce_op": motion.reduce_op,
         "count": aval.size // motion.in_blocks,
-        "nbytes": in_nbytes if motion.nbytes_array == "in" else nbytes(*out),
         "groups": device_groups(mesh_shape, call),
         "group_size": call.num_ranks,
     }

@@ -24,11 +24,14 @@ MIN_EXTENSION = (0, 1)
 
 
 def check_health() -> None:
-    """Raises if a collective has failed on a GPU of this process; without GPUs, does nothing.
+    """Raises if a collective has failed on a GPU since this process began; without GPUs, does
+    nothing. Once it has raised it always does, as communicators that have failed stay dead.
 
     A kernel that waits for a rank longer than its deadline gives up, leaves NaN (or the type's
-    largest value) in its outputs, and notes for whom it waited. The next jcoll collective on that
-    device raises, and so does this function: after a step, or where a result looks wrong.
+    largest value) in its outputs, and notes for whom it waited. NCCL, where it does a collective
+    for jcoll, waits on, and leaves no output. Either way the next jcoll collective on that device
+    raises, and so does this function: after a step, or where a result looks wrong. What is known
+    besides goes to stderr when the failure is first seen.
 
     Raises:
       RuntimeError: with the op, call site, rank and peer of every failure of this process.
@@ -64,6 +67,13 @@ def _extension_obstacle() -> str | None:
 def architectures() -> list[str]:
     """What the kernels were compiled for; none where they were not."""
     return [] if _library is None else _library.architectures()
+
+
+def why_no_code(compute_capability: int) -> str:
+    """Why the kernels do not run on a GPU (10 * major + minor); "": they do."""
+    if _library is None:
+        return _why_not_loaded
+    return _library.why_no_code(compute_capability)
 
 
 def _load() -> tuple[Any, str]:

@@ -150,6 +150,7 @@ TEST(OtherProgramOnOneRank) {
 TEST(ARankThatDoesNotCome) {
   Reset();
   Xla xla;
+  xla.minor_version = 1;
   Job job(&xla, With(AllReduce(3), {{"timeout_s", 0.05}}));
   EXPECT(!job.Instantiate());
   const auto errors = job.RunOn({0, 2});
@@ -157,6 +158,13 @@ TEST(ARankThatDoesNotCome) {
               "4 jcoll: what the ranks tell each other at first was not "
               "over after 0.05 s"));
   EXPECT(errors[2].has_value());
+  // What they have said is still on its way: nobody must take it for what comes next.
+  const int exchanges = job.group()->num_exchanges(0);
+  EXPECT(Says(job.RunOn({0})[0].value_or("ok"), "was not over after 0.05 s"));
+  Job other(&xla, job.attributes);
+  EXPECT(!other.Instantiate());
+  EXPECT(Says(other.RunOn({0})[0].value_or("ok"), "was not over after 0.05 s"));
+  EXPECT_EQ(job.group()->num_exchanges(0), exchanges);
 }
 
 TEST(NonBlockingCommunicator) {
@@ -209,6 +217,70 @@ TEST(AFailureIsToldOnceAndTheCommunicatorIsDead) {
   EXPECT_EQ(CheckHealth().size(), 2);
 }
 
+// A CUDA graph that is replayed: XLA prepares and initializes what is in it, and that is all that
+// the handler sees of the run.
+TEST(AFailureInAReplayedGraph) {
+  Reset();
+  Xla xla;
+  Job job(&xla, AllReduce(2, "two_shot"));
+  EXPECT(!job.Instantiate());
+  const auto replay = [&job] {
+    const auto errors = job.Stage(XLA_FFI_ExecutionStage_PREPARE);
+    return fake::AllWell(errors) ? job.Stage(XLA_FFI_ExecutionStage_INITIALIZE) : errors;
+  };
+  EXPECT(fake::AllWell(job.Run()));
+  const auto launched = fake::TakeLaunched();
+  EXPECT(fake::AllWell(replay()));
+  Fail(launched[1].call.peers.error, ErrorKind::kTimeout, launched[1].call.op_id);
+  EXPECT(Says(replay()[1].value_or("ok"), "4 jcoll.all_reduce over axis 'x'"));
+  EXPECT(Says(replay()[1].value_or("ok"), "takes no more calls"));
+}
+
+TEST(WhatIsKnownOfAFailureIsLogged) {
+  Reset();
+  Xla xla;
+  Job job(&xla, AllReduce(2, "two_shot"));
+  EXPECT(!job.Instantiate());
+  EXPECT(fake::AllWell(job.Run()));
+  const auto launched = fake::TakeLaunched();
+  jcoll::gpu::SignalPad* pad = launched[0].call.peers.pad[0];
+  pad->calls = 17;
+  pad->epoch[3] = 41;
+  pad->inbox[3][1] = 40;
+  Fail(launched[0].call.peers.error, ErrorKind::kTimeout, launched[0].call.op_id);
+  fake::TakeLog();
+  CheckHealth();
+  const auto log = fake::TakeLog();
+  EXPECT_EQ(log.size(), 1);
+  if (log.empty()) return;
+  EXPECT(Says(log[0], "rank 0 waited 1.5 s for rank 1"));
+  EXPECT(Says(log[0], "Last calls put on the stream of this device"));
+  EXPECT(Says(log[0], "\n    jcoll.all_reduce over axis 'x' (float32[8], two_shot)"));
+  EXPECT(Says(log[0], "block 3: launches ended 17, epoch 41"));
+  EXPECT(Says(log[0], " 0:0,0 1:40,0."));
+  job.Stage(XLA_FFI_ExecutionStage_EXECUTE);
+  EXPECT(fake::TakeLog().empty());
+}
+
+// The new communicators have the addresses of those that XLA has destroyed.
+TEST(CommunicatorsMadeAnew) {
+  Reset();
+  Xla xla;
+  Job job(&xla, AllReduce(3, "two_shot"));
+  EXPECT(!job.Instantiate());
+  EXPECT(fake::AllWell(job.Run()));
+  const auto* comm = job.group()->comm(0);
+  const auto before = fake::TakeLaunched();
+  xla.ForgetCommunicators();
+  EXPECT(fake::AllWell(job.Run()));
+  EXPECT(job.group()->comm(0) == comm);
+  const auto after = fake::TakeLaunched();
+  EXPECT_EQ(after.size(), 3);
+  EXPECT(after[0].call.peers.pad[1] != before[0].call.peers.pad[1]);
+  EXPECT(fake::AllWell(job.Run()));
+  EXPECT(fake::TakeLaunched()[0].call.peers.pad[1] == after[0].call.peers.pad[1]);
+}
+
 TEST(RowsOutside) {
   Reset();
   Xla xla;
@@ -219,6 +291,7 @@ TEST(RowsOutside) {
   Fail(launched[1].call.peers.error, ErrorKind::kRowsOutside, launched[1].call.op_id);
   const auto errors = job.Stage(XLA_FFI_ExecutionStage_EXECUTE);
   EXPECT(!errors[0]);
+  EXPECT(Says(errors[1].value_or("ok"), "3 jcoll.all_reduce"));  // INVALID_ARGUMENT.
   EXPECT(Says(errors[1].value_or("ok"), "what rank 0 sends to rank 1 ends at row 41"));
   EXPECT(Says(errors[1].value_or("ok"), "Correct the offsets and sizes."));
 }

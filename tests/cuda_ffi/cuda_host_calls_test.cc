@@ -1,8 +1,14 @@
 // Collectives by NCCL's own functions: which, with what, and what it cannot do.
 
 #include <algorithm>
+#include <thread>
+#include <utility>
+#include <variant>
+#include <vector>
 
 #include "check.h"
+#include "cuda/ffi/health.h"
+#include "cuda/ffi/host_watch.h"
 #include "fake_kernels.h"
 #include "job.h"
 
@@ -120,6 +126,62 @@ TEST(BrokenCommunicator) {
                    "13 jcoll.all_reduce over axis 'x' (float32[8], direct) called at train.py:42:"
                    " jcoll: the communicator of NCCL 2.27.3 failed: internal error"));
   EXPECT_EQ(job.HostCalls(0).size(), 1);
+}
+
+// By a clock of the test's own.
+TEST(WatchOfHostCalls) {
+  Reset();
+  std::vector<std::pair<uint32_t, double>> late;
+  jcoll::gpu::HostWatch watch(
+      [&late](uint32_t op_id, double timeout_s) { late.emplace_back(op_id, timeout_s); });
+  watch.Look(0);
+  const auto registered = watch.Register(7, 5, [](const std::vector<int32_t>& words) {
+    auto* memory = static_cast<int32_t*>(fake::NewMemory(8));
+    std::copy(words.begin(), words.end(), memory);
+    return std::variant<void*, jcoll::Failure>(memory);
+  });
+  const auto* marks = std::get_if<jcoll::gpu::HostWatch::Marks>(&registered);
+  EXPECT(marks != nullptr);
+  if (marks == nullptr) return;
+  const auto begin = [&] { *marks->word = *marks->begun; };
+  watch.Look(100);
+  begin();
+  watch.Look(101);
+  *marks->word = *marks->done;
+  watch.Look(200);
+  begin();
+  watch.Look(201);
+  begin();  // Anew, so that the first has ended.
+  watch.Look(205);
+  watch.Look(209);
+  EXPECT(late.empty());
+  watch.Look(210.5);
+  watch.Look(300);
+  EXPECT_EQ(late.size(), 1);
+  EXPECT(late == (std::vector<std::pair<uint32_t, double>>{{7, 5.0}}));
+}
+
+TEST(NcclDoesNotEnd) {
+  Reset();
+  Xla xla;
+  const size_t ill_before = jcoll::gpu::CheckHealth().size();
+  Job job(&xla, With(AllReduce(2), {{"timeout_s", 0.1}}));
+  EXPECT(!job.Instantiate());
+  EXPECT(fake::AllWell(job.Run()));
+  fake::TakeLog();
+  job.group()->hangs = true;
+  for (int rank = 0; rank < 2; ++rank) {
+    const auto error = job.instruction->Run(XLA_FFI_ExecutionStage_EXECUTE, rank, job.inputs[rank],
+                                            job.outputs[rank], job.streams[rank]);
+    EXPECT_EQ(error.value_or("ok"), "ok");
+    fake::Advance(job.streams[rank]);
+  }
+  while (jcoll::gpu::CheckHealth().size() < ill_before + 2) std::this_thread::yield();
+  const auto errors = job.Stage(XLA_FFI_ExecutionStage_INITIALIZE);
+  EXPECT(fake::AllSay(errors, "4 jcoll.all_reduce over axis 'x'"));
+  EXPECT(fake::AllSay(errors, "NCCL's collective was not over after 0.1 s, on rank"));
+  EXPECT(fake::AllSay(job.Stage(XLA_FFI_ExecutionStage_INITIALIZE), "takes no more calls"));
+  job.group()->hangs = false;
 }
 
 TEST(Barrier) {

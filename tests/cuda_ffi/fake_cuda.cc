@@ -1,6 +1,7 @@
 #include "fake_cuda.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -53,7 +54,15 @@ std::optional<Failure> GetFacts(DeviceFacts* facts) {
   return std::nullopt;
 }
 
+std::string WhyNoCode(int compute_capability) {
+  const auto found = fake::devices().no_code.find(compute_capability);
+  return found == fake::devices().no_code.end() ? "" : found->second;
+}
+
 std::optional<Failure> Allocate(size_t nbytes, void** memory) {
+  if (fake::devices().memory_is_full_on == fake::t_device) {
+    return Failure{FailureCode::kInternal, "jcoll: cudaMalloc failed: out of memory"};
+  }
   *memory = fake::NewMemory(nbytes);
   return std::nullopt;
 }
@@ -72,6 +81,14 @@ std::optional<Failure> NewStream(cudaStream_t* stream) {
 bool IsShareable(const void*) { return fake::devices().is_shareable; }
 
 std::optional<Failure> Copy(void* to, const void* from, size_t nbytes, cudaStream_t stream) {
+  if (nbytes == sizeof(uint32_t)) {  // Words are stored whole, as the host may be looking.
+    fake::Enqueue(stream, [=] {
+      const uint32_t word = *static_cast<const uint32_t*>(from);
+      __atomic_store_n(static_cast<uint32_t*>(to), word, __ATOMIC_RELEASE);
+      return true;
+    });
+    return std::nullopt;
+  }
   fake::Enqueue(stream, [=] { return std::memcpy(to, from, nbytes), true; });
   return std::nullopt;
 }

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <functional>
 #include <map>
+#include <string>
 
 #include "cuda/kernels/launch.h"
 
@@ -15,6 +16,8 @@ struct Devices {
   std::map<int, jcoll::gpu::DeviceFacts> facts;  // By ordinal; others: the default.
   bool is_shareable = true;                      // XLA's memory.
   int allocation_fails_on = -1;                  // ncclMemAlloc, on a device.
+  int memory_is_full_on = -1;                    // cudaMalloc, on a device.
+  std::map<int, std::string> no_code;            // Why there are no kernels, by capability.
 };
 Devices& devices();
 

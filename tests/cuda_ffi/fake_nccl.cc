@@ -1,7 +1,9 @@
 #include "fake_nccl.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <set>
 #include <utility>
 
 #include "fake_cuda.h"
@@ -11,6 +13,7 @@ struct jcoll::gpu::nccl::Comm {
   int rank;
   size_t num_exchanges = 0, num_windows = 0;
   bool is_in_progress = false;
+  std::set<int> reductions = {};  // That users made.
 };
 struct jcoll::gpu::nccl::Window {
   fake::Parts* parts;
@@ -54,9 +57,23 @@ struct Functions {
   }
 
   static nccl::Result Note(nccl::Comm* comm, HostCall call) {
-    std::lock_guard<std::mutex> lock(comm->group->mu_);
-    comm->group->host_calls_[comm->rank].push_back(std::move(call));
+    Group* group = comm->group;
+    if (call.name != "AllGather") Enqueue(call.stream, [group] { return !group->hangs; });
+    std::lock_guard<std::mutex> lock(group->mu_);
+    group->host_calls_[comm->rank].push_back(std::move(call));
     return nccl::kSuccess;
+  }
+  static nccl::Result RedOpCreatePreMulSum(nccl::RedOp* op, void*, nccl::DataType, int,
+                                           nccl::Comm* comm) {
+    std::lock_guard<std::mutex> lock(comm->group->mu_);
+    int number = 5;
+    while (!comm->reductions.insert(number).second) ++number;
+    *op = static_cast<nccl::RedOp>(number);
+    return nccl::kSuccess;
+  }
+  static nccl::Result RedOpDestroy(nccl::RedOp op, nccl::Comm* comm) {
+    std::lock_guard<std::mutex> lock(comm->group->mu_);
+    return comm->reductions.erase(op) ? nccl::kSuccess : kError;
   }
   static nccl::Result GroupStart() { return nccl::kSuccess; }
   static nccl::Result GroupEnd() { return nccl::kSuccess; }
@@ -96,6 +113,7 @@ struct Functions {
   static void Give(nccl::Comm* comm, size_t number, std::string part) {
     Group& group = *comm->group;
     std::lock_guard<std::mutex> lock(group.mu_);
+    if (group.spoil) group.spoil(comm->rank, &part);
     auto& exchanges = group.exchanges_;
     if (exchanges.size() <= number) exchanges.resize(number + 1);
     exchanges[number].resize(group.num_ranks());
@@ -108,7 +126,8 @@ struct Functions {
       return false;
     }
     for (size_t rank = 0; rank < parts.size(); ++rank) {
-      std::memcpy(to + rank * nbytes, parts[rank].data(), std::min(nbytes, parts[rank].size()));
+      if (parts[rank].size() != nbytes) std::abort();  // Where NCCL would hang, or worse.
+      std::memcpy(to + rank * nbytes, parts[rank].data(), nbytes);
     }
     return true;
   }
@@ -142,6 +161,7 @@ struct Functions {
                                            void** address) {
     Group& group = *window->parts->group;
     std::lock_guard<std::mutex> lock(group.mu_);
+    if (group.is_gone_) std::abort();  // A window that was freed.
     ++group.num_lookups_;
     const bool reaches = window->rank / group.domain_size == peer / group.domain_size;
     *address = reaches ? window->parts->bases[peer] + offset : nullptr;
@@ -169,6 +189,8 @@ struct Functions {
     api.Broadcast = Broadcast;
     api.Send = Send;
     api.Recv = Recv;
+    api.RedOpCreatePreMulSum = RedOpCreatePreMulSum;
+    api.RedOpDestroy = RedOpDestroy;
     return api;
   }
   static nccl::Api NewApi() {
@@ -183,11 +205,14 @@ struct Functions {
   }
 };
 
-Group::Group(int num_ranks) : registered_nbytes_(num_ranks), host_calls_(num_ranks) {
+Group::Group(int num_ranks, Group* former) : registered_nbytes_(num_ranks), host_calls_(num_ranks) {
+  if (former != nullptr) {
+    comms_ = std::move(former->comms_);
+    former->is_gone_ = true;
+  }
   for (int rank = 0; rank < num_ranks; ++rank) {
-    comms_.push_back(std::make_unique<nccl::Comm>());
-    comms_.back()->group = this;
-    comms_.back()->rank = rank;
+    if (former == nullptr) comms_.push_back(std::make_unique<nccl::Comm>());
+    *comms_[rank] = nccl::Comm{this, rank};
   }
 }
 Group::~Group() = default;
@@ -207,6 +232,11 @@ Parts& Group::PartsAt(std::vector<std::unique_ptr<Parts>>& list, size_t index) {
 std::vector<HostCall> Group::host_calls(int rank) {
   std::lock_guard<std::mutex> lock(mu_);
   return host_calls_[rank];
+}
+
+int Group::num_exchanges(int rank) {
+  std::lock_guard<std::mutex> lock(mu_);
+  return static_cast<int>(comms_[rank]->num_exchanges);
 }
 
 std::vector<size_t> Group::registered_nbytes(int rank) {

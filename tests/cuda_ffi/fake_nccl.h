@@ -2,8 +2,10 @@
 // windows work; the other collectives are noted down.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -32,7 +34,9 @@ struct Parts;
 // The ranks that one communicator connects.
 class Group {
  public:
-  explicit Group(int num_ranks);
+  // In place of a former group, if one is given, whose communicators are destroyed: the new ones
+  // have their addresses.
+  explicit Group(int num_ranks, Group* former = nullptr);
   ~Group();
   nccl::Comm* comm(int rank) const { return comms_[rank].get(); }
   int num_ranks() const { return static_cast<int>(comms_.size()); }
@@ -45,9 +49,13 @@ class Group {
   int registration_fails_on = -1;  // A rank.
   bool is_broken = false;          // CommGetAsyncError says so.
   bool is_nonblocking = false;     // Calls that wait for others return kInProgress at first.
+  // What a rank gives to an exchange, on its way.
+  std::function<void(int rank, std::string* part)> spoil;
+  std::atomic<bool> hangs{false};  // Collectives for the program never end; may change at any time.
 
   // What happened.
   std::vector<HostCall> host_calls(int rank);
+  int num_exchanges(int rank);                      // That the rank began.
   std::vector<size_t> registered_nbytes(int rank);  // In order.
   int num_lookups();                                // Of peers' addresses.
 
@@ -66,6 +74,7 @@ class Group {
   std::vector<std::vector<size_t>> registered_nbytes_;
   std::vector<std::vector<HostCall>> host_calls_;
   int num_lookups_ = 0;
+  bool is_gone_ = false;
 };
 
 // A version with all that jcoll uses, and one that tells no addresses of peers.

@@ -1,6 +1,7 @@
 #include "fake_xla.h"
 
 #include <algorithm>
+#include <chrono>
 #include <deque>
 #include <tuple>
 
@@ -219,8 +220,11 @@ XLA_FFI_Metadata MetadataOf(XLA_FFI_ExecutionStage stage) {
 
 // The extension's functions, with the rules that XLA has for them.
 struct ExtensionFunctions {
-  // Of the window in which a region lies.
-  static char* StartOf(const char* region) { return const_cast<char*>(region) - kWindowOffset; }
+  // Where in its window a region begins, on a device.
+  static size_t OffsetOn(const Xla& xla, int device) {
+    const auto moved = xla.moves_windows.find(device);
+    return kWindowOffset + (moved == xla.moves_windows.end() ? 0 : moved->second);
+  }
 
   template <typename Args>
   static std::optional<std::pair<std::shared_ptr<Group>, int>> Find(
@@ -273,13 +277,15 @@ struct ExtensionFunctions {
     if (refused != xla.refuses_windows.end()) return NewError(refused->second);
     std::lock_guard<std::mutex> lock(xla.mu_);
     ++xla.num_window_requests_;
+    xla.waiting_[self->state->device].emplace_back(found->first.get(), found->second);
     auto& regions = xla.regions_[{found->first.get(), found->second}];
     for (size_t i = 0; i < args->num_regions; ++i) {
       const std::pair<const char*, size_t> region = {
           static_cast<const char*>(args->regions[i].buffer), args->regions[i].byte_size};
       if (std::find(regions.begin(), regions.end(), region) != regions.end()) continue;
       regions.push_back(region);
-      found->first->AddXlaPart(found->second, regions.size() - 1, StartOf(region.first));
+      char* const start = const_cast<char*>(region.first) - OffsetOn(xla, self->state->device);
+      found->first->AddXlaPart(found->second, regions.size() - 1, start);
     }
     return nullptr;
   }
@@ -300,9 +306,10 @@ struct ExtensionFunctions {
     for (size_t i = 0; i < regions.size(); ++i) {
       const auto [base, nbytes] = regions[i];
       if (buffer < base || buffer >= base + nbytes) continue;
+      const size_t offset = OffsetOn(xla, self->state->device);
       args->window = reinterpret_cast<XLA_FFI_Window*>(
-          found->first->AddXlaPart(found->second, i, StartOf(base)));
-      args->window_offset = kWindowOffset + (buffer - base);
+          found->first->AddXlaPart(found->second, i, const_cast<char*>(base) - offset));
+      args->window_offset = offset + (buffer - base);
       return nullptr;
     }
     return NewError("the buffer is in no region that was requested");
@@ -313,7 +320,10 @@ std::shared_ptr<Group> Xla::GroupOf(const std::vector<int64_t>& ids, int64_t com
   std::lock_guard<std::mutex> lock(mu_);
   auto& group = groups_[{ids, communication_id}];
   if (group == nullptr) {
-    group = std::make_shared<Group>(static_cast<int>(ids.size()));
+    const auto former = former_groups_.find({ids, communication_id});
+    group =
+        std::make_shared<Group>(static_cast<int>(ids.size()),
+                                former == former_groups_.end() ? nullptr : former->second.get());
     if (make_group != nullptr) make_group(group.get());
   }
   return group;
@@ -321,8 +331,24 @@ std::shared_ptr<Group> Xla::GroupOf(const std::vector<int64_t>& ids, int64_t com
 
 void Xla::ForgetCommunicators() {
   std::lock_guard<std::mutex> lock(mu_);
-  for (auto& [key, group] : groups_) former_groups_.push_back(group);
+  for (auto& [key, group] : groups_) former_groups_[key] = group;
   groups_.clear();
+}
+
+std::optional<std::string> Xla::AcquireMemory(int device) {
+  std::unique_lock<std::mutex> lock(mu_);
+  for (const auto& [group, rank] : std::exchange(waiting_[device], {})) {
+    auto& registered = registered_[group];
+    registered.resize(group->num_ranks());
+    const int number = ++registered[rank];
+    changed_.notify_all();
+    const auto all_came = [&registered, number] {
+      return *std::min_element(registered.begin(), registered.end()) >= number;
+    };
+    const auto patience = std::chrono::duration<double>(registration_s);
+    if (!changed_.wait_for(lock, patience, all_came)) return "stuck in the registration of windows";
+  }
+  return std::nullopt;
 }
 
 void Xla::ForgetWindows() {
@@ -374,6 +400,9 @@ std::optional<std::string> Instruction::Run(XLA_FFI_ExecutionStage stage, int de
                                             const std::vector<Array>& inputs,
                                             const std::vector<Array>& outputs,
                                             cudaStream_t stream) {
+  if (stage == XLA_FFI_ExecutionStage_INITIALIZE) {
+    if (auto error = xla_->AcquireMemory(device)) return error;
+  }
   const auto extension = NewExtension(xla_, device, stage);
   XLA_FFI_InvokeContext context;
   context.device = device;

@@ -3,6 +3,7 @@
 // ordinal.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -55,11 +56,17 @@ class Xla {
   std::map<int, std::string> refuses_windows;  // request_window fails, by device.
   std::map<int, std::string> loses_windows;    // get_window fails, by device.
   void (*make_group)(Group*) = nullptr;        // Spoils a communicator that is made.
+  std::map<int, size_t> moves_windows;         // Where buffers lie in windows, by device.
+  double registration_s = 20;                  // XLA itself would wait for ever.
 
   // The communicator of these devices, and the rank of one of them.
   std::shared_ptr<Group> GroupOf(const std::vector<int64_t>& ids, int64_t communication_id);
-  // XLA makes the communicators anew when it is next asked, as after a failure.
+  // XLA makes the communicators anew when it is next asked, as after a failure: at the same
+  // addresses.
   void ForgetCommunicators();
+  // Between Prepare and Initialize: registers what was requested on a device. Every rank of the
+  // communicators waits for all others to do so. Fails where one does not.
+  std::optional<std::string> AcquireMemory(int device);
   // XLA frees its windows. Handles are used again.
   void ForgetWindows();
   int num_window_requests();
@@ -74,8 +81,11 @@ class Xla {
     }
   };
   std::mutex mu_;
+  std::condition_variable changed_;
   std::map<Key, std::shared_ptr<Group>> groups_;
-  std::vector<std::shared_ptr<Group>> former_groups_;
+  std::map<Key, std::shared_ptr<Group>> former_groups_;
+  std::map<Group*, std::vector<int>> registered_;               // Requests for windows, by rank.
+  std::map<int, std::vector<std::pair<Group*, int>>> waiting_;  // By device: to be registered.
   // Of a group and a rank, in the order of the requests.
   std::map<std::pair<Group*, int>, std::vector<std::pair<const char*, size_t>>> regions_;
   int num_window_requests_ = 0;

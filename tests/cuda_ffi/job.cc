@@ -59,7 +59,6 @@ Attributes AllReduce(int num_ranks, const std::string& algorithm) {
       {"signature", "float32[8]"},
       {"dtype", "float32"},
       {"timeout_s", 20.0},
-      {"nbytes", int64_t{32}},
       {"reduce_op", "sum"},
       {"count", int64_t{8}},
       {"root", int64_t{-1}},

@@ -29,6 +29,8 @@ STUB(ncclReduceScatter)
 STUB(ncclAllGather)
 STUB(ncclSend)
 STUB(ncclRecv)
+STUB(ncclRedOpCreatePreMulSum)
+STUB(ncclRedOpDestroy)
 #ifdef STUB_good
 STUB(ncclBroadcast)
 STUB(ncclMemAlloc)

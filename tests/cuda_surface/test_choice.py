@@ -118,6 +118,15 @@ def test_more_ranks_than_a_kernel_serves(available) -> None:
     assert f"kMaxRanks = {kernels.MAX_RANKS};" in text
 
 
+def test_kernels_of_the_runtime() -> None:
+    """The runtime's table of algorithms is the one by which programs are lowered."""
+    text = (ROOT / "cuda/ffi/route.cc").read_text()
+    table = re.search(r"kAlgorithms\[\] = {(.*?)};", text, re.DOTALL)
+    assert table
+    rows = re.findall(r'{"(\w+)", "(\w+)"}', table[1])
+    assert rows == [(op, name) for op, names in kernels.BY_OP.items() for name in names]
+
+
 def test_setting(available, monkeypatch) -> None:
     config = SimpleNamespace(algorithm="ring")
     monkeypatch.setattr("jcoll.comm.mesh.config", config)

@@ -27,6 +27,9 @@ class Library(ModuleType):
     def architectures(self) -> list[str]:
         return ["sm_90a"]
 
+    def why_no_code(self, compute_capability: int) -> str:
+        return "" if compute_capability == 90 else "compiled for 90a"
+
     def check_health(self) -> list[str]:
         return self.records
 
@@ -96,6 +99,7 @@ def test_extensions_that_do(monkeypatch, tmp_path, library) -> None:
     headers(monkeypatch, tmp_path, VERSION.format(0, 2))
     assert cuda.obstacle() is None
     assert cuda.architectures() == ["sm_90a"]
+    assert (cuda.why_no_code(90), cuda.why_no_code(100)) == ("", "compiled for 90a")
 
 
 def test_headers_of_this_jaxlib() -> None:
