@@ -93,6 +93,14 @@ bool CanReduce(const Description& d) {
   return Supports(d.dtype, d.reduce_op) && d.block_nbytes % Size(d.dtype) == 0;
 }
 
+Failure DiffersRemotely(const Description& d, const ChunkRef& c) {
+  return {FailureCode::kInvalidArgument,
+          d.Where() + ": between processes the plan's partial sums are folded, and rank " +
+              std::to_string(c.rank) + " would add its output[" + std::to_string(c.chunk) +
+              "] in another order than rank 0.\n  Use another algorithm, or have one rank add up "
+              "and send the sum."};
+}
+
 std::optional<Failure> ValidatePlans(const Description& d) {
   if (static_cast<int>(d.plans.size()) != d.num_groups()) return Malformed(d, "a plan is missing");
   for (int g = 0; g < d.num_groups(); ++g) {
@@ -101,7 +109,9 @@ std::optional<Failure> ValidatePlans(const Description& d) {
         plan.out_blocks != d.out_blocks) {
       return Malformed(d, "the plan is one of another op or number of ranks");
     }
-    if (!d.process_of.empty() && d.plans[g]->not_remote) return d.plans[g]->not_remote;
+    if (!d.process_of.empty() && d.plans[g]->differs_remotely) {
+      return DiffersRemotely(d, *d.plans[g]->differs_remotely);
+    }
     // A mean is a sum that is divided afterwards; a plan reduces in several passes.
     if (plan.reduces && (!CanReduce(d) || d.reduce_op == ReduceOp::kMean)) {
       return Malformed(d, "this reduction does not exist for this dtype");

@@ -49,12 +49,7 @@ std::optional<Failure> LoadPlan(const Plan& plan, LoadedPlan* loaded) {
     if (auto failure = MakeMoves(plan, &loaded->moves, /*simplify=*/false)) return failure;
   }
   if (auto failure = MakePrograms(plan, &loaded->programs)) return failure;
-  if (auto c = DifferingBits(plan, loaded->programs)) {
-    loaded->not_remote = CannotBeRun(
-        c->rank, c->buffer, c->chunk,
-        "would be added in another order than rank 0's, as its partial sums are folded between "
-        "processes.\n  Use algorithm=\"direct\", or have one rank add up and send the sum");
-  }
+  loaded->differs_remotely = DifferingBits(plan, loaded->programs);
   return std::nullopt;
 }
 

@@ -22,15 +22,15 @@ struct PlanKey {
 
 // A plan, ready to be run.
 struct LoadedPlan {
-  PlanMoves moves;                    // With all ranks in this process.
-  PlanPrograms programs;              // With ranks in several,
-  std::optional<Failure> not_remote;  // if nothing speaks against it.
+  PlanMoves moves;        // With all ranks in this process.
+  PlanPrograms programs;  // With ranks in several.
+  // An output chunk that these would add in another order than rank 0's, and so must not be run.
+  std::optional<ChunkRef> differs_remotely;
 };
 
 // Fails for a plan that makes no sense when its steps are followed. All ranks of an all_reduce get
 // the same bits, if the plan's steps add in one order: reductions are folded only where that holds
-// afterwards, and with ranks in several processes, where folding cannot be left out, such a plan
-// is not followed.
+// afterwards. Between processes folding cannot be left out; see differs_remotely.
 std::optional<Failure> LoadPlan(const Plan& plan, LoadedPlan* loaded);
 
 // Makes the encoded plan for a key (jcoll/plan/encode.py), or says why it cannot be had. Called on

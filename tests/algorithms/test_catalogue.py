@@ -54,7 +54,7 @@ def test_is_right_and_costs_what_it_says(a):
 @EVERY
 def test_runs_on_numbers(a):
     """A second opinion on small groups; no plan hangs with one message in flight per connection."""
-    for plan in plans(a, (1, 2, 3, 5, 8, 12)):
+    for plan in plans(a, (*range(1, 10), 12)):
         if plan.root in (0, plan.num_ranks - 1):
             assert oracle.first_problem(plan, seed=plan.num_ranks) is None, plan.name
 

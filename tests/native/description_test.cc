@@ -84,6 +84,18 @@ TEST(DamagedProgramsAreRefused) {
   }
 }
 
+TEST(RanksInSeveralProcessesAddInOneOrder) {
+  auto plan = std::make_shared<jcoll::LoadedPlan>();
+  plan->moves.num_ranks = 4;
+  plan->moves.reduces = true;
+  Description d = AllReduce(4, 8, "");
+  d.plans.push_back(plan);
+  plan->differs_remotely = {2, jcoll::PlanBuffer::kOutput, 5};
+  EXPECT_EQ(Problem(d), "");
+  d.process_of = {0, 0, 1, 1};
+  EXPECT_CONTAINS(Problem(d), "rank 2 would add its output[5] in another order than rank 0");
+}
+
 // Four ranks that exchange rows by a plan.
 Description Rows(std::function<void(std::vector<jcoll::RankProgram>*)> damage) {
   std::vector<int64_t> exchange;

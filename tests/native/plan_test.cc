@@ -236,13 +236,13 @@ TEST(FoldingKeepsTheBitsEqual) {
     EXPECT(!jcoll::LoadPlan(plan, &loaded));
     EXPECT(!jcoll::DifferingBits(plan, loaded.moves));
     EXPECT(Sums(loaded.moves) == (std::vector<float>{1, 1, 1}));
-    EXPECT_EQ(loaded.not_remote.has_value(), in_place);
-    if (in_place) EXPECT_CONTAINS(loaded.not_remote->message, "rank 1's output[0] would be added");
+    EXPECT_EQ(loaded.differs_remotely.has_value(), in_place);
+    if (in_place) EXPECT_EQ(loaded.differs_remotely->rank, 1);
   }
   jcoll::LoadedPlan ring;
   EXPECT(!jcoll::LoadPlan(Ring(5), &ring));
   EXPECT_EQ(ring.moves.moves.size(), size_t{5});  // Folded.
-  EXPECT(!ring.not_remote);
+  EXPECT(!ring.differs_remotely);
 }
 
 // An algorithm that is defined anew while its plan is made: the old plan is not kept.

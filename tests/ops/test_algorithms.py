@@ -16,7 +16,7 @@ from ops.meshes import mesh_of, put, spmd
 from ops.test_values import check
 
 import jcoll
-from jcoll.algorithms import registry
+from jcoll.algorithms import bruck, registry
 from jcoll.comm.mesh import make_call
 from jcoll.ops import _primitive
 
@@ -101,3 +101,15 @@ def test_groups_and_sub_axes() -> None:
     for group in groups:
         for rank in group:
             np.testing.assert_array_equal(y[rank], x[group].sum(0))
+
+
+def test_rows_do_not_follow_a_plan_that_relays() -> None:
+    """In one process too, where rows need no plan: between processes they would be wrong."""
+    registry.algorithm("mine", op="all_to_all", ragged=True)(bruck.all_to_all)
+    mesh, counts = mesh_of(4), np.ones((4, 4), np.int32)
+
+    def fn(x, counts):
+        return jcoll.all_to_all_v(x, counts, "x", output_size=4, algorithm="mine")[0]
+
+    with pytest.raises(Exception, match=r"(?s)mine all_to_all of 4 ranks: rank 0, .*ragged=True"):
+        spmd(fn, mesh)(*put(mesh, [np.ones((4, 4), np.float32), counts]))

@@ -185,13 +185,6 @@ def test_mutations_of_the_catalogue(a, record_property):
     assert found[False, True] <= found.total() * 0.05
 
 
-@pytest.mark.parametrize("a", all_algorithms(), ids=lambda a: f"{a.op}-{a.name}")
-def test_the_catalogue_by_running_it(a):
-    for n in (n for n in range(1, 10) if a.supports(n) is None):
-        for root in {0, n - 1} if OPS[a.op].rooted else {0}:
-            assert oracle.first_problem(plan_for(a.op, a.name, n, root), n) is None
-
-
 def traffic(numbers: random.Random) -> Plan:
     """An all_gather after random messages over scratch, some steps of which changed places.
 
