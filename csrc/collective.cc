@@ -161,10 +161,14 @@ void Collective::FindProcesses() {
   if (d_->process_of.empty()) return;
   process_of_.clear();
   ranks_here_.clear();
+  members_ = 0;
   const World* world = World::Get();
   for (int rank = 0; rank < static_cast<int>(arrived_.size()); ++rank) {
     const int64_t position = d_->PositionOf(mesh_group_, group_, rank);
+    const int64_t device = d_->device_at.empty() ? position : d_->device_at[position];
     process_of_.push_back(world->ProcessOf(d_->process_of[position]));
+    members_ = Mix(Mix(members_, static_cast<uint64_t>(process_of_.back())),
+                   static_cast<uint64_t>(device));
     if (process_of_.back() == world->self()) ranks_here_.push_back(rank);
   }
   is_remote_ = ranks_here_.size() < arrived_.size();
@@ -178,7 +182,9 @@ void Collective::Add(int rank, const RankBuffers& buffers, Completion completion
 }
 
 std::vector<Task> Collective::Expire(int64_t num_mesh_groups) {
-  failure_ = Failure{FailureCode::kDeadlineExceeded, TimeoutMessage(num_mesh_groups)};
+  const std::string text = TimeoutText(num_mesh_groups);
+  failure_ = Failure{FailureCode::kDeadlineExceeded, d_->Where() + ": " + text};
+  if (is_remote_ && IsOfOneHost()) Refuse(text);
   metrics_->errors.fetch_add(1, std::memory_order_relaxed);
   const uint64_t stayed = staying_.exchange(0, std::memory_order_acq_rel);
   std::vector<Task> tasks;
@@ -195,14 +201,16 @@ Task Collective::CompletionOf(int rank) {
   return {shared_from_this(), i};
 }
 
-std::string Collective::TimeoutMessage(int64_t num_mesh_groups) const {
+std::string Collective::TimeoutText(int64_t num_mesh_groups) const {
   std::vector<int> arrived, missing;
-  for (size_t rank = 0; rank < arrived_.size(); ++rank) {
-    (arrived_[rank] ? arrived : missing).push_back(static_cast<int>(rank));
+  for (int i = 0; i < num_here(); ++i) {
+    (arrived_[RankHere(i)] ? arrived : missing).push_back(RankHere(i));
   }
-  std::string text = d_->Where() + ": timed out after " + Seconds(timeout_s_) + ": " +
-                     std::to_string(arrived.size()) + " of " + std::to_string(arrived_.size()) +
-                     " ranks arrived (" + RankList(arrived) + "); missing: " + RankList(missing);
+  std::string text = "timed out after " + Seconds(timeout_s_) + ": " +
+                     std::to_string(arrived.size()) + " of " + std::to_string(num_here()) +
+                     " ranks";
+  if (is_remote_) text += " of " + World::Get()->NameOf(World::Get()->self());
+  text += " arrived (" + RankList(arrived) + "); missing: " + RankList(missing);
   if (d_->num_groups() > 1) text += ", in group " + std::to_string(group_) + " of the axis";
   if (num_mesh_groups > 1) {
     text += ", at index " + std::to_string(mesh_group_) + " of the mesh's other axes";
@@ -212,6 +220,17 @@ std::string Collective::TimeoutMessage(int64_t num_mesh_groups) const {
          "condition differs between ranks, for a rank that is slow or stuck before it, or (jaxlib "
          "before 0.12) for more than 32 programs dispatched and not waited for; raise timeout_s= "
          "or JCOLL_TIMEOUT if a rank is only slow.";
+}
+
+bool Collective::IsOfOneHost() const {
+  return std::find(process_of_.begin(), process_of_.end(), -1) == process_of_.end();
+}
+
+// Other processes that have come, or will, hear why nothing comes of it.
+void Collective::Refuse(const std::string& why) {
+  RemoteRun::Setup setup = RemoteSetup();
+  setup.refusal = why;
+  RemoteRun refused(std::move(setup));
 }
 
 void Collective::Start(int last_rank) {
@@ -399,6 +418,7 @@ RemoteRun::Setup Collective::RemoteSetup() const {
                        static_cast<uint64_t>(group_), static_cast<uint64_t>(visit_)});
   setup.name = &d_->remote_name;
   setup.process_of = process_of_;
+  setup.members = members_;
   setup.buffers = buffers_.data();
   setup.programs = d_->ProgramsOf(group_);
   if (d_->motion == Motion::kBlocks) {
@@ -414,7 +434,7 @@ RemoteRun::Setup Collective::RemoteSetup() const {
 }
 
 void Collective::StartRemote(int last_rank) {
-  if (std::find(process_of_.begin(), process_of_.end(), -1) != process_of_.end()) {
+  if (!IsOfOneHost()) {
     failure_ =
         Failure{FailureCode::kInvalidArgument, d_->Where() +
                                                    ": its ranks are on several hosts.\n  Use "

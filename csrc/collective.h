@@ -116,6 +116,8 @@ class Collective : public Runnable,
   void FindProcesses();
   void StartRemote(int last_rank);
   RemoteRun::Setup RemoteSetup() const;
+  bool IsOfOneHost() const;
+  void Refuse(const std::string& why);
   void FinishRemote(RemoteWork::Status status, int rank_here);
 
   // In one process rows are moved in one step, whatever the plan.
@@ -135,7 +137,7 @@ class Collective : public Runnable,
   void Complete(int rank);
   // Complete, and tells the policy what the rest of the rank's program did.
   void CompleteTimed(int rank);
-  std::string TimeoutMessage(int64_t num_mesh_groups) const;
+  std::string TimeoutText(int64_t num_mesh_groups) const;
 
   const std::shared_ptr<const Description> d_;
   const std::shared_ptr<SiteMetrics> metrics_;
@@ -154,6 +156,7 @@ class Collective : public Runnable,
   int64_t visit_ = 0;
   std::vector<int> process_of_;  // By rank, as World counts them.
   std::vector<int> ranks_here_;
+  uint64_t members_ = 0;  // See RemoteRun::Setup.
   std::unique_ptr<RemoteWork> remote_;
 
   std::vector<RankBuffers> buffers_;
