@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "memory.h"
+#include "rank_list.h"
 #include "reduce.h"
 
 namespace jcoll {
@@ -56,20 +57,6 @@ std::string Seconds(double s) {
   char text[32];
   std::snprintf(text, sizeof(text), "%.10g s", s);
   return text;
-}
-
-// "0, 2-5, 7"
-std::string RankList(const std::vector<int>& ranks) {
-  std::string text;
-  for (size_t i = 0; i < ranks.size();) {
-    size_t j = i;
-    while (j + 1 < ranks.size() && ranks[j + 1] == ranks[j] + 1) ++j;
-    if (!text.empty()) text += ", ";
-    text += std::to_string(ranks[i]);
-    if (j > i) text += (j == i + 1 ? ", " : "-") + std::to_string(ranks[j]);
-    i = j + 1;
-  }
-  return text.empty() ? "none" : text;
 }
 
 // At most kStayNs.
@@ -132,7 +119,8 @@ Collective::Collective(std::shared_ptr<const Description> description,
                        std::shared_ptr<SiteMetrics> metrics, std::shared_ptr<SitePolicy> policy)
     : d_(std::move(description)), metrics_(std::move(metrics)), policy_(std::move(policy)) {}
 
-void Collective::Open(int group, int64_t mesh_group, double timeout_s, int64_t visit) {
+void Collective::Open(int group, int64_t mesh_group, double timeout_s, int64_t visit,
+                      bool is_overtaken) {
   const int num_ranks = d_->group_size(group);
   group_ = group;
   mesh_group_ = mesh_group;
@@ -150,6 +138,7 @@ void Collective::Open(int group, int64_t mesh_group, double timeout_s, int64_t v
   staying_.store(0, std::memory_order_relaxed);
   pieces_are_ready_.store(false, std::memory_order_relaxed);
   visit_ = visit;
+  is_overtaken_ = is_overtaken;
   FindProcesses();
   const int64_t nbytes = (d_->input_nbytes() + d_->output_nbytes()) * num_ranks;
   may_stay_ = !is_remote_ && nbytes >= kInlineTraffic && policy_->NextStays();
@@ -427,6 +416,12 @@ RemoteRun::Setup Collective::RemoteSetup() const {
       setup.reduce = GetReduceFn(d_->dtype, d_->reduce_op);
       setup.element_nbytes = Size(d_->dtype);
     }
+  }
+  if (is_overtaken_) {
+    setup.refusal =
+        "a later launch of its program came to it before this one, so that it is not known whose "
+        "data belong together.\n  Wait for the results of one launch before the next "
+        "(jax.block_until_ready).";
   }
   setup.timeout_s = timeout_s_;
   setup.opened_ns = MonotonicNs();

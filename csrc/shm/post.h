@@ -71,7 +71,7 @@ class SharedText {
   std::atomic<uint64_t> words_[kSize / 8];
 };
 
-struct Post {
+struct alignas(64) Post {
   // Processes of a host that can share memory.
   static constexpr int kMaxProcesses = 512;
   static constexpr int kWordBits = 32;
@@ -79,16 +79,20 @@ struct Post {
 
   std::atomic<uint64_t> tag;  // use << 32 | state
   std::atomic<uint64_t> key_hi, key_lo;
-  std::atomic<int64_t> opened_ns;  // CLOCK_MONOTONIC, which processes of a host share.
+  std::atomic<uint64_t> members;      // Which ranks and which processes: a hash.
+  std::atomic<uint64_t> signature;    // What is called: a hash.
+  std::atomic<int64_t> arena_offset;  // Of the counters; the staging areas follow.
+  std::atomic<int64_t> opened_ns;     // CLOCK_MONOTONIC, which processes of a host share.
   std::atomic<int64_t> failed_ns;
-  std::atomic<uint64_t> members;          // Which ranks and which processes: a hash.
-  std::atomic<uint64_t> signature;        // What is called: a hash.
-  std::atomic<int64_t> arena_offset;      // Of the counters; the staging areas follow.
-  std::atomic<uint32_t> awaited[kWords];  // Processes that have not let go of it, one bit each.
-  std::atomic<uint64_t> holders[kWords];  // use << 32 | processes that hold it, one bit each.
-  SharedText<384> call;                   // What is called, for people,
-  SharedText<256> site;                   // and where.
-  SharedText<2048> error;                 // Why it failed.
+  // Processes, one bit each: what one of them writes is in one cache line.
+  struct Users {
+    std::atomic<uint64_t> holders;  // use << 32 | those that hold it
+    std::atomic<uint32_t> awaited;  // Those that have not let go of it.
+  };
+  Users users[kWords];
+  SharedText<384> call;    // What is called, for people,
+  SharedText<256> site;    // and where.
+  SharedText<2048> error;  // Why it failed.
 
   static uint32_t UseOf(uint64_t tag) { return static_cast<uint32_t>(tag >> 32); }
   static PostState StateOf(uint64_t tag) {
@@ -105,20 +109,20 @@ struct Post {
            key_lo.load(std::memory_order_relaxed) == key.lo;
   }
   bool Awaits(int process) const {
-    return (awaited[process / kWordBits].load() & Bit(process)) != 0;
+    return (users[process / kWordBits].awaited.load() & Bit(process)) != 0;
   }
   // `process` will not come for it any more: said by that process, which holds it, or by its owner.
-  void LetGo(int process) { awaited[process / kWordBits].fetch_and(~Bit(process)); }
+  void LetGo(int process) { users[process / kWordBits].awaited.fetch_and(~Bit(process)); }
 
   bool Hold(uint32_t use, int process) {
-    std::atomic<uint64_t>& word = holders[process / kWordBits];
+    std::atomic<uint64_t>& word = users[process / kWordBits].holders;
     uint64_t now = word.load();
     do {
       if (UseOf(now) != use) return false;
     } while (!word.compare_exchange_weak(now, now | Bit(process)));
     return true;
   }
-  void Drop(int process) { holders[process / kWordBits].fetch_and(~uint64_t{Bit(process)}); }
+  void Drop(int process) { users[process / kWordBits].holders.fetch_and(~uint64_t{Bit(process)}); }
 };
 
 }  // namespace jcoll

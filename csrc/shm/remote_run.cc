@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "../memory.h"
+#include "../rank_list.h"
 
 namespace jcoll {
 namespace {
@@ -349,13 +350,12 @@ bool RemoteRun::IsIdle(int process, int64_t now_ns) const {
 }
 
 std::string RemoteRun::RanksOf(int process) const {
-  std::string ranks;
-  int count = 0;
+  std::vector<int> ranks;
   for (int rank = 0; rank < static_cast<int>(s_.process_of.size()); ++rank) {
-    if (s_.process_of[rank] != process) continue;
-    ranks += (count++ ? ", " : "") + std::to_string(rank);
+    if (s_.process_of[rank] == process) ranks.push_back(rank);
   }
-  return (count == 1 ? "rank " : "ranks ") + ranks + " (" + world_->NameOf(process) + ")";
+  return (ranks.size() == 1 ? "rank " : "ranks ") + RankList(ranks) + " (" +
+         world_->NameOf(process) + ")";
 }
 
 // The processes that our ranks wait for.

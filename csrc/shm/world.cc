@@ -183,12 +183,12 @@ Post* World::OpenPost(const Key& key, uint64_t members, uint64_t signature,
     post.signature.store(signature, std::memory_order_relaxed);
     post.arena_offset.store(0, std::memory_order_relaxed);
     for (int w = 0; w < num_words(); ++w) {
-      post.awaited[w].store(0, std::memory_order_relaxed);
-    }
-    for (int p = 0; p < num_processes(); ++p) {
-      if (p != self_ && num_ranks[p] > 0) {
-        post.awaited[p / Post::kWordBits].fetch_or(Post::Bit(p), std::memory_order_relaxed);
+      uint32_t awaited = 0;
+      const int end = std::min(num_processes(), (w + 1) * Post::kWordBits);
+      for (int p = w * Post::kWordBits; p < end; ++p) {
+        if (p != self_ && num_ranks[p] > 0) awaited |= Post::Bit(p);
       }
+      post.users[w].awaited.store(awaited, std::memory_order_relaxed);
     }
     post.call.Set(call);
     post.site.Set(site);
@@ -217,14 +217,14 @@ void World::Retire(Post* post, int64_t arena_offset, int64_t arena_nbytes) {
 
 bool World::IsAwaited(const Post& post) const {
   for (int w = 0; w < num_words(); ++w) {
-    if (post.awaited[w].load() & ~dead_[w].load()) return true;
+    if (post.users[w].awaited.load() & ~dead_[w].load()) return true;
   }
   return false;
 }
 
 bool World::IsHeld(const Post& post) const {
   for (int w = 0; w < num_words(); ++w) {
-    if (static_cast<uint32_t>(post.holders[w].load()) & ~dead_[w].load()) return true;
+    if (static_cast<uint32_t>(post.users[w].holders.load()) & ~dead_[w].load()) return true;
   }
   return false;
 }
@@ -233,10 +233,10 @@ bool World::IsHeld(const Post& post) const {
 bool World::TryToFree(Post* post) {
   const uint64_t next = (uint64_t{Post::UseOf(post->tag.load())} + 1) << 32;
   for (int w = 0; w < num_words(); ++w) {
-    uint64_t now = post->holders[w].load();
+    uint64_t now = post->users[w].holders.load();
     do {
       if (static_cast<uint32_t>(now) & ~dead_[w].load()) return false;
-    } while (!post->holders[w].compare_exchange_weak(now, next));
+    } while (!post->users[w].holders.compare_exchange_weak(now, next));
   }
   post->tag.store(next | static_cast<uint32_t>(PostState::kFree));
   return true;
