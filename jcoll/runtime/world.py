@@ -38,8 +38,9 @@ KEY = "jcoll/world/2"
 """Where the store holds the processes' introductions; the number is that of their form."""
 _POLL_S = 0.2
 """How often a process that waits for another one's introduction looks whether that still lives."""
-_QUIET_S = 0.1
-"""A process that leaves has done its part when no collective has been open here for so long."""
+_QUIET_S = 0.3
+"""A process that leaves has done its part when no collective has been open here for so long: what
+it has just dispatched may not have come to its first one yet."""
 
 
 @dataclass(frozen=True)
@@ -229,16 +230,16 @@ def _leave(pid: int) -> None:
     if os.getpid() != pid:
         return
     if not _own_error():
-        until = time.monotonic() + config.timeout_s
-        while not _has_done_its_part() and time.monotonic() < until:
+        begin = time.monotonic()
+        while not _has_done_its_part(begin) and time.monotonic() < begin + config.timeout_s:
             time.sleep(0.005)
     _native.leave_world(_reason())
 
 
-def _has_done_its_part() -> bool:
+def _has_done_its_part(since: float) -> bool:
     """As far as can be known: XLA does not tell what is in flight but by arrays that are kept."""
     is_ready = all(a.is_deleted() or a.is_ready() for a in jax.live_arrays())
-    return is_ready and _native.world_quiet() > _QUIET_S
+    return is_ready and min(_native.world_quiet(), time.monotonic() - since) > _QUIET_S
 
 
 # Placement
