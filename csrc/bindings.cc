@@ -3,6 +3,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <limits>
+
 #include "executor.h"
 #include "ffi.h"
 #include "metrics.h"
@@ -55,22 +57,33 @@ void ThrowIf(const std::optional<jcoll::Failure>& failure) {
   if (failure) throw std::runtime_error(failure->message);
 }
 
-// (pid, fd, nbytes)
+// (pid, fd, nbytes, nonce)
 py::tuple PrepareWorld(int64_t arena_nbytes, int64_t peer_reads) {
   jcoll::ProcessInfo info;
   jcoll::World::SetPeerReads(peer_reads);
   ThrowIf(jcoll::World::Prepare(arena_nbytes, &info));
-  return py::make_tuple(info.pid, info.fd, info.nbytes);
+  return py::make_tuple(info.pid, info.fd, info.nbytes, info.nonce);
 }
 
-void JoinWorld(int self, const std::vector<std::tuple<int, int, int64_t, int>>& infos) {
+using Introduction = std::tuple<int, int, int64_t, jcoll::Nonce, int>;
+
+void JoinWorld(int self, const std::vector<Introduction>& infos) {
   std::vector<jcoll::ProcessInfo> processes;
-  for (const auto& [pid, fd, nbytes, id] : infos) processes.push_back({pid, fd, nbytes, id});
+  for (const auto& [pid, fd, nbytes, nonce, id] : infos) {
+    processes.push_back({pid, fd, nbytes, nonce, id});
+  }
   ThrowIf(jcoll::World::Join(self, processes));
 }
 
 void LeaveWorld(const std::string& reason) {
   if (jcoll::World* world = jcoll::World::Get()) world->Leave(reason);
+}
+
+// Seconds; infinity without a World.
+double WorldQuiet() {
+  jcoll::World* world = jcoll::World::Get();
+  return world == nullptr ? std::numeric_limits<double>::infinity()
+                          : static_cast<double>(world->QuietNs()) * 1e-9;
 }
 
 }  // namespace
@@ -86,6 +99,7 @@ PYBIND11_MODULE(_native, m) {
   m.def("prepare_world", &PrepareWorld, py::arg("arena_nbytes"), py::arg("peer_reads"));
   m.def("join_world", &JoinWorld, py::arg("self"), py::arg("infos"));
   m.def("leave_world", &LeaveWorld, py::arg("reason"));
+  m.def("world_quiet", &WorldQuiet);
   m.def("forget_plans", &jcoll::ForgetPlans);
   m.def("num_threads", &jcoll::Executor::NumThreads);
   m.def("num_workers_alive", [] { return jcoll::Executor::Get().num_alive(); });

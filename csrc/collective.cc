@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "memory.h"
+#include "rank_list.h"
 #include "reduce.h"
 
 namespace jcoll {
@@ -56,20 +57,6 @@ std::string Seconds(double s) {
   char text[32];
   std::snprintf(text, sizeof(text), "%.10g s", s);
   return text;
-}
-
-// "0, 2-5, 7"
-std::string RankList(const std::vector<int>& ranks) {
-  std::string text;
-  for (size_t i = 0; i < ranks.size();) {
-    size_t j = i;
-    while (j + 1 < ranks.size() && ranks[j + 1] == ranks[j] + 1) ++j;
-    if (!text.empty()) text += ", ";
-    text += std::to_string(ranks[i]);
-    if (j > i) text += (j == i + 1 ? ", " : "-") + std::to_string(ranks[j]);
-    i = j + 1;
-  }
-  return text.empty() ? "none" : text;
 }
 
 // At most kStayNs.
@@ -132,7 +119,8 @@ Collective::Collective(std::shared_ptr<const Description> description,
                        std::shared_ptr<SiteMetrics> metrics, std::shared_ptr<SitePolicy> policy)
     : d_(std::move(description)), metrics_(std::move(metrics)), policy_(std::move(policy)) {}
 
-void Collective::Open(int group, int64_t mesh_group, double timeout_s, int64_t visit) {
+void Collective::Open(int group, int64_t mesh_group, double timeout_s, int64_t visit,
+                      bool is_overtaken) {
   const int num_ranks = d_->group_size(group);
   group_ = group;
   mesh_group_ = mesh_group;
@@ -150,6 +138,7 @@ void Collective::Open(int group, int64_t mesh_group, double timeout_s, int64_t v
   staying_.store(0, std::memory_order_relaxed);
   pieces_are_ready_.store(false, std::memory_order_relaxed);
   visit_ = visit;
+  is_overtaken_ = is_overtaken;
   FindProcesses();
   const int64_t nbytes = (d_->input_nbytes() + d_->output_nbytes()) * num_ranks;
   may_stay_ = !is_remote_ && nbytes >= kInlineTraffic && policy_->NextStays();
@@ -161,10 +150,14 @@ void Collective::FindProcesses() {
   if (d_->process_of.empty()) return;
   process_of_.clear();
   ranks_here_.clear();
+  members_ = 0;
   const World* world = World::Get();
   for (int rank = 0; rank < static_cast<int>(arrived_.size()); ++rank) {
     const int64_t position = d_->PositionOf(mesh_group_, group_, rank);
+    const int64_t device = d_->device_at.empty() ? position : d_->device_at[position];
     process_of_.push_back(world->ProcessOf(d_->process_of[position]));
+    members_ = Mix(Mix(members_, static_cast<uint64_t>(process_of_.back())),
+                   static_cast<uint64_t>(device));
     if (process_of_.back() == world->self()) ranks_here_.push_back(rank);
   }
   is_remote_ = ranks_here_.size() < arrived_.size();
@@ -178,7 +171,9 @@ void Collective::Add(int rank, const RankBuffers& buffers, Completion completion
 }
 
 std::vector<Task> Collective::Expire(int64_t num_mesh_groups) {
-  failure_ = Failure{FailureCode::kDeadlineExceeded, TimeoutMessage(num_mesh_groups)};
+  const std::string text = TimeoutText(num_mesh_groups);
+  failure_ = Failure{FailureCode::kDeadlineExceeded, d_->Where() + ": " + text};
+  if (is_remote_ && IsOfOneHost()) Refuse(text);
   metrics_->errors.fetch_add(1, std::memory_order_relaxed);
   const uint64_t stayed = staying_.exchange(0, std::memory_order_acq_rel);
   std::vector<Task> tasks;
@@ -195,14 +190,16 @@ Task Collective::CompletionOf(int rank) {
   return {shared_from_this(), i};
 }
 
-std::string Collective::TimeoutMessage(int64_t num_mesh_groups) const {
+std::string Collective::TimeoutText(int64_t num_mesh_groups) const {
   std::vector<int> arrived, missing;
-  for (size_t rank = 0; rank < arrived_.size(); ++rank) {
-    (arrived_[rank] ? arrived : missing).push_back(static_cast<int>(rank));
+  for (int i = 0; i < num_here(); ++i) {
+    (arrived_[RankHere(i)] ? arrived : missing).push_back(RankHere(i));
   }
-  std::string text = d_->Where() + ": timed out after " + Seconds(timeout_s_) + ": " +
-                     std::to_string(arrived.size()) + " of " + std::to_string(arrived_.size()) +
-                     " ranks arrived (" + RankList(arrived) + "); missing: " + RankList(missing);
+  std::string text = "timed out after " + Seconds(timeout_s_) + ": " +
+                     std::to_string(arrived.size()) + " of " + std::to_string(num_here()) +
+                     " ranks";
+  if (is_remote_) text += " of " + World::Get()->NameOf(World::Get()->self());
+  text += " arrived (" + RankList(arrived) + "); missing: " + RankList(missing);
   if (d_->num_groups() > 1) text += ", in group " + std::to_string(group_) + " of the axis";
   if (num_mesh_groups > 1) {
     text += ", at index " + std::to_string(mesh_group_) + " of the mesh's other axes";
@@ -212,6 +209,17 @@ std::string Collective::TimeoutMessage(int64_t num_mesh_groups) const {
          "condition differs between ranks, for a rank that is slow or stuck before it, or (jaxlib "
          "before 0.12) for more than 32 programs dispatched and not waited for; raise timeout_s= "
          "or JCOLL_TIMEOUT if a rank is only slow.";
+}
+
+bool Collective::IsOfOneHost() const {
+  return std::find(process_of_.begin(), process_of_.end(), -1) == process_of_.end();
+}
+
+// Other processes that have come, or will, hear why nothing comes of it.
+void Collective::Refuse(const std::string& why) {
+  RemoteRun::Setup setup = RemoteSetup();
+  setup.refusal = why;
+  RemoteRun refused(std::move(setup));
 }
 
 void Collective::Start(int last_rank) {
@@ -401,6 +409,7 @@ RemoteRun::Setup Collective::RemoteSetup() const {
                        static_cast<uint64_t>(group_), static_cast<uint64_t>(visit_)});
   setup.name = &d_->remote_name;
   setup.process_of = process_of_;
+  setup.members = members_;
   setup.buffers = buffers_.data();
   setup.programs = d_->ProgramsOf(group_);
   if (d_->motion == Motion::kBlocks) {
@@ -410,13 +419,19 @@ RemoteRun::Setup Collective::RemoteSetup() const {
       setup.element_nbytes = Size(d_->dtype);
     }
   }
+  if (is_overtaken_) {
+    setup.refusal =
+        "a later launch of its program came to it before this one, so that it is not known whose "
+        "data belong together.\n  Wait for the results of one launch before the next "
+        "(jax.block_until_ready).";
+  }
   setup.timeout_s = timeout_s_;
   setup.opened_ns = MonotonicNs();
   return setup;
 }
 
 void Collective::StartRemote(int last_rank) {
-  if (std::find(process_of_.begin(), process_of_.end(), -1) != process_of_.end()) {
+  if (!IsOfOneHost()) {
     failure_ =
         Failure{FailureCode::kInvalidArgument, d_->Where() +
                                                    ": its ranks are on several hosts.\n  Use "

@@ -67,8 +67,9 @@ class Collective : public Runnable,
 
   // These are called under the site's mutex.
   // Begins a life; the object is fresh or IsOver. `visit`: how many the site has opened before for
-  // this group; counted only where ranks are in several processes.
-  void Open(int group, int64_t mesh_group, double timeout_s, int64_t visit);
+  // this group; counted only where ranks are in several processes. `is_overtaken`: by a later
+  // launch, so that the count says nothing.
+  void Open(int group, int64_t mesh_group, double timeout_s, int64_t visit, bool is_overtaken);
   // Completed, and no thread will touch it again.
   bool IsOver() const { return num_users_.load(std::memory_order_acquire) == 0; }
   bool HasRank(int rank) const { return arrived_[rank]; }
@@ -116,6 +117,8 @@ class Collective : public Runnable,
   void FindProcesses();
   void StartRemote(int last_rank);
   RemoteRun::Setup RemoteSetup() const;
+  bool IsOfOneHost() const;
+  void Refuse(const std::string& why);
   void FinishRemote(RemoteWork::Status status, int rank_here);
 
   // In one process rows are moved in one step, whatever the plan.
@@ -135,7 +138,7 @@ class Collective : public Runnable,
   void Complete(int rank);
   // Complete, and tells the policy what the rest of the rank's program did.
   void CompleteTimed(int rank);
-  std::string TimeoutMessage(int64_t num_mesh_groups) const;
+  std::string TimeoutText(int64_t num_mesh_groups) const;
 
   const std::shared_ptr<const Description> d_;
   const std::shared_ptr<SiteMetrics> metrics_;
@@ -152,8 +155,10 @@ class Collective : public Runnable,
   // Ranks in several processes.
   bool is_remote_ = false;
   int64_t visit_ = 0;
+  bool is_overtaken_ = false;
   std::vector<int> process_of_;  // By rank, as World counts them.
   std::vector<int> ranks_here_;
+  uint64_t members_ = 0;  // See RemoteRun::Setup.
   std::unique_ptr<RemoteWork> remote_;
 
   std::vector<RankBuffers> buffers_;

@@ -230,8 +230,12 @@ void Description::MakeRemote() {
   }
   const std::string what = Signature();
   const std::hash<std::string> hash;
-  remote_name = {Where(), what + (call_site.empty() ? "" : " called at " + call_site),
+  remote_name = {Where(), what, call_site.empty() ? "" : " called at " + call_site,
                  hash(what + Layout(*this)), hash(program)};
+  device_at.resize(position_of.size());
+  for (size_t device = 0; device < position_of.size(); ++device) {
+    device_at[position_of[device]] = static_cast<int64_t>(device);
+  }
 }
 
 int64_t Description::PositionOf(int64_t mesh_group, int group, int rank) const {

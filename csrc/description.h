@@ -49,6 +49,9 @@ struct Description {
   std::string program;
   int64_t site_index = 0, ordinal = 0;
   int root = -1;  // Of a rooted op, for Signature.
+  // The logical device of every position in the mesh, which position_of is the inverse of; empty:
+  // equal. For calls over several processes.
+  std::vector<int64_t> device_at;
   // The position in the mesh of a rank.
   int64_t PositionOf(int64_t mesh_group, int group, int rank) const;
 
@@ -81,7 +84,7 @@ struct Description {
   std::vector<std::shared_ptr<const PlanPrograms>> map_programs;    // By group.
   std::vector<std::shared_ptr<const PlanPrograms>> count_programs;  // By group; see RowRun.
   RemoteName remote_name;
-  // Fills in the three above, once, for calls over several processes.
+  // Fills in these and device_at, once, for calls over several processes.
   void MakeRemote();
 
   // The buffers that the motion reads and writes.

@@ -21,6 +21,11 @@ struct Registry {
   std::set<Site*> sites;
 };
 
+// Run ids count launches, from anywhere, and may wrap around at 32 bits.
+bool IsBefore(int64_t run_id, int64_t other) {
+  return static_cast<int32_t>(static_cast<uint32_t>(run_id) - static_cast<uint32_t>(other)) < 0;
+}
+
 Registry& GetRegistry();
 
 // A fork takes the registry's mutex, so that it is free in the child. The child forgets the
@@ -132,9 +137,16 @@ std::shared_ptr<Collective> Site::FindOrOpenLocked(int64_t run_id, int64_t mesh_
   if (open != open_.end()) return open->collective;
   const double timeout_s = description_->timeout_s > 0 ? description_->timeout_s : DefaultTimeout();
   num_mesh_groups_ = std::max(num_mesh_groups_, mesh_group + 1);
-  const int64_t visit = description_->process_of.empty() ? 0 : num_opened_[{mesh_group, group}]++;
+  int64_t visit = 0;
+  bool is_overtaken = false;
+  if (!description_->process_of.empty()) {
+    Visits& visits = visits_[{mesh_group, group}];
+    is_overtaken = visits.count > 0 && IsBefore(run_id, visits.last_run_id);
+    visits.last_run_id = run_id;
+    visit = visits.count++;
+  }
   open_.push_back({run_id, SpareLocked()});
-  open_.back().collective->Open(group, mesh_group, timeout_s, visit);
+  open_.back().collective->Open(group, mesh_group, timeout_s, visit, is_overtaken);
   return open_.back().collective;
 }
 

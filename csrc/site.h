@@ -6,6 +6,13 @@
 // function that XLA runs twice at once) opens or joins the next one: the k-th visit of every rank
 // meets the k-th of the others. Matching by arrival order over all sites would be wrong:
 // independent collectives may run in a different order on every device.
+//
+// Between processes only visits are counted, not launches: run ids need not be the same. That is
+// right where every process comes to a site in the order of its launches, and XLA:CPU sees to that:
+// on several devices of a process it starts a launch when the last one is over, on a single one it
+// starts an asynchronous launch when the last asynchronous one is over (cpu_client.cc, "Schedule
+// only one collective at a time" and "last enqueue event"). Site checks it: run ids count launches,
+// and one that is lower than the last fails its collective, here and for the others.
 #pragma once
 
 #include <cstdint>
@@ -64,8 +71,12 @@ class Site {
   const std::shared_ptr<SitePolicy> policy_;
   std::mutex mu_;
   int64_t num_mesh_groups_ = 1;  // Seen so far.
-  std::map<std::pair<int64_t, int>, int64_t>
-      num_opened_;  // By (mesh group, group); see Collective.
+  // Where ranks are in several processes: the collectives that have been opened, and the last one's
+  // launch.
+  struct Visits {
+    int64_t count = 0, last_run_id = 0;
+  };
+  std::map<std::pair<int64_t, int>, Visits> visits_;  // By (mesh group, group).
   std::vector<Entry> open_;
   std::deque<Entry> failed_;                        // Oldest first.
   std::vector<std::shared_ptr<Collective>> spare_;  // Used before, with their memory.

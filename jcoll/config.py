@@ -10,6 +10,9 @@ from dataclasses import dataclass
 MAX_THREADS = 1024
 """More than this the runtime never starts (csrc/executor.cc)."""
 
+MAX_NBYTES = 1 << 40
+"""What a size may be at most: 1 TiB."""
+
 
 def _positive(env: Mapping[str, str], name: str, default: float, kind: type) -> float:
     text = env.get(name, "")
@@ -28,6 +31,16 @@ def _positive(env: Mapping[str, str], name: str, default: float, kind: type) -> 
     return value
 
 
+def _nbytes(env: Mapping[str, str], name: str, default: int) -> int:
+    value = int(_positive(env, name, default, int))
+    if value > MAX_NBYTES:
+        raise ValueError(
+            f"jcoll: {name}={value} in the environment is more than {MAX_NBYTES} bytes.\n"
+            f"  Set it to less, or unset it (default: {default})."
+        )
+    return value
+
+
 def _choice(env: Mapping[str, str], name: str, default: str, choices: tuple[str, ...]) -> str:
     value = env.get(name) or default
     if value not in choices:
@@ -40,7 +53,7 @@ def _choice(env: Mapping[str, str], name: str, default: str, choices: tuple[str,
 
 def _peer_reads(env: Mapping[str, str]) -> int:
     name = "JCOLL_PEER_READS"
-    return 0 if env.get(name) == "0" else int(_positive(env, name, Config.peer_reads, int))
+    return 0 if env.get(name) == "0" else _nbytes(env, name, Config.peer_reads)
 
 
 @dataclass(frozen=True)
@@ -62,7 +75,8 @@ class Config:
     """`JCOLL_INTERCEPT`: 1 lowers `jax.lax`'s collectives through jcoll from import on."""
 
     host_id: str = ""
-    """`JCOLL_HOST_ID`: processes with the same one share memory; unset: boot id and host name."""
+    """`JCOLL_HOST_ID`: processes with the same one share memory; unset: boot id, host name and PID
+    namespace."""
 
     shm_nbytes: int = 256 << 20
     """`JCOLL_SHM_SIZE`, bytes: shared memory of each process; pages that are not used take none."""
@@ -91,7 +105,7 @@ class Config:
             algorithm=env.get("JCOLL_ALGORITHM") or "auto",
             intercept=_choice(env, "JCOLL_INTERCEPT", "0", ("0", "1")) == "1",
             host_id=env.get("JCOLL_HOST_ID", ""),
-            shm_nbytes=int(_positive(env, "JCOLL_SHM_SIZE", 256 << 20, int)),
+            shm_nbytes=_nbytes(env, "JCOLL_SHM_SIZE", Config.shm_nbytes),
             peer_reads=_peer_reads(env),
             tuning_file=env.get("JCOLL_TUNING_FILE", ""),
             cuda=_choice(env, "JCOLL_CUDA", "1", ("0", "1")) == "1",

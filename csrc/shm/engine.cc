@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <system_error>
 #include <thread>
 
 #include "../executor.h"
@@ -28,24 +29,49 @@ RemoteEngine& RemoteEngine::Get() {
 }
 
 void RemoteEngine::Add(std::shared_ptr<RemoteTask> task) {
-  std::lock_guard<std::mutex> lock(mu_);
-  new_.push_back(std::move(task));
-  if (!running_) {
+  bool is_first = false;
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    new_.push_back(std::move(task));
+    is_first = !running_;
     running_ = true;
-    std::thread([this] { Loop(); }).detach();
   }
+  // Without a thread to be had it is this one that does the work, which beats losing it.
+  if (is_first && !StartThread()) return Loop(/*returns=*/true);
   cv_.notify_one();
   World::Get()->Ring(World::Get()->self());
 }
 
-// Returns whether there were any.
-bool RemoteEngine::TakeNew() {
+// False if the system has none to give.
+bool RemoteEngine::StartThread() {
+  try {
+    std::thread([this] { Loop(/*returns=*/false); }).detach();
+    return true;
+  } catch (const std::system_error&) {
+    return false;
+  }
+}
+
+bool RemoteEngine::HasNew() {
+  std::lock_guard<std::mutex> lock(mu_);
+  return !new_.empty();
+}
+
+// Takes over new tasks, after waiting for some if there are no others.
+RemoteEngine::News RemoteEngine::TakeNew(bool returns) {
   std::unique_lock<std::mutex> lock(mu_);
-  if (active_.empty()) cv_.wait(lock, [this] { return !new_.empty(); });
+  if (active_.empty()) {
+    World::Get()->StopWatchingIdleness();
+    if (returns && new_.empty()) {
+      running_ = false;
+      return News::kOver;
+    }
+    cv_.wait(lock, [this] { return !new_.empty(); });
+  }
   const bool any = !new_.empty();
   for (auto& task : new_) active_.push_back(std::move(task));
   new_.clear();
-  return any;
+  return any ? News::kSome : News::kNone;
 }
 
 // Returns whether anything has moved.
@@ -60,16 +86,17 @@ bool RemoteEngine::AdvanceAll(bool check, int64_t now_ns) {
   return moved;
 }
 
-void RemoteEngine::Loop() {
+void RemoteEngine::Loop(bool returns) {
   ScopedFlushDenormals flush;
   World* world = World::Get();
   const bool crowded = world->num_processes() > Executor::NumThreads();
   const int64_t spin_ns = crowded ? kCrowdedSpinNs : kSpinNs;
   int64_t last_move = 0, last_check = 0;
   for (;;) {
-    const bool has_new = TakeNew();
+    const News news = TakeNew(returns);
+    if (news == News::kOver) return;
     const int64_t now = MonotonicNs();
-    if (has_new) last_move = now;
+    if (news == News::kSome) last_move = now;
     const bool check = now - last_check > kTickNs;
     if (check) {
       last_check = now;
@@ -80,11 +107,12 @@ void RemoteEngine::Loop() {
     } else if (now - last_move < spin_ns) {
       sched_yield();
     } else {
+      // Without mu_: others come to Add while large data move, and what ends here may run on into
+      // an Add of its own.
       world->Sleep(kTickNs, [&] {
-        std::lock_guard<std::mutex> lock(mu_);
         const bool moved = AdvanceAll(/*check=*/false, now);
         if (moved) last_move = now;
-        return moved || !new_.empty();
+        return moved || HasNew();
       });
     }
   }

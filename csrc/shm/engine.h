@@ -1,6 +1,7 @@
 // The progress thread: goes on with collectives over several processes whose peers were not there
 // yet, and looks for peers that never will be. It spins for a short while, then sleeps on the
-// doorbell of its process; without collectives it does not run.
+// doorbell of its process; without collectives it does not run. Where the system has no thread to
+// give, who brings the first collective is the progress thread until there is none left.
 #pragma once
 
 #include <condition_variable>
@@ -27,8 +28,12 @@ class RemoteEngine {
 
  private:
   RemoteEngine() = default;
-  void Loop();
-  bool TakeNew();
+  enum class News { kNone, kSome, kOver };
+  bool StartThread();
+  // `returns`: when there is nothing left to do.
+  void Loop(bool returns);
+  bool HasNew();
+  News TakeNew(bool returns);
   bool AdvanceAll(bool check, int64_t now_ns);
 
   std::mutex mu_;
@@ -36,7 +41,7 @@ class RemoteEngine {
   std::vector<std::shared_ptr<RemoteTask>> new_;
   bool running_ = false;
 
-  std::vector<std::shared_ptr<RemoteTask>> active_;  // Of the thread alone.
+  std::vector<std::shared_ptr<RemoteTask>> active_;  // Of the thread in Loop alone.
 };
 
 }  // namespace jcoll

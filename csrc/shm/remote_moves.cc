@@ -125,7 +125,7 @@ bool RemoteRun::Read(const RankProgram::Operand& src, int64_t begin, int64_t nby
       ReadPeer(world_->PidOf(process), base + cuts_.Offset(origin->chunk, begin), to, nbytes);
   const int error = errno;
   std::atomic_thread_fence(std::memory_order_acquire);
-  if (posts_[process]->state.load() == PostState::kFailed) {
+  if (posts_[process]->state() == PostState::kFailed) {
     FailLike(process);
     return false;
   }

@@ -1,9 +1,11 @@
 #include "remote_run.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 
 #include "../memory.h"
+#include "../rank_list.h"
 
 namespace jcoll {
 namespace {
@@ -15,10 +17,8 @@ constexpr int64_t kMinLaneNbytes = 1 << 10;
 constexpr int64_t kSecond = 1000000000;
 constexpr int64_t kIdleNs = kSecond / 2;
 
-uint64_t Mix(uint64_t h, uint64_t v) {
-  h ^= v + 0x9e3779b97f4a7c15ull + (h << 6) + (h >> 2);
-  h *= 0xff51afd7ed558ccdull;
-  return h ^ (h >> 33);
+std::string Joined(const std::string& list, const std::string& more) {
+  return list + (list.empty() ? "" : ", ") + more;
 }
 
 }  // namespace
@@ -27,10 +27,7 @@ RemoteRun::RemoteRun(Setup setup) : s_(std::move(setup)), world_(World::Get()) {
   const PlanPrograms& p = *s_.programs;
   num_local_.assign(world_->num_processes(), 0);
   posts_.assign(world_->num_processes(), nullptr);
-  for (int process : s_.process_of) {
-    local_index_.push_back(num_local_[process]++);
-    members_ = Mix(members_, static_cast<uint64_t>(process) + 1);
-  }
+  for (int process : s_.process_of) local_index_.push_back(num_local_[process]++);
 
   const int64_t rank_nbytes = s_.block_nbytes * (int64_t{p.in_blocks} + p.out_blocks);
   stream_ = ShouldStream(rank_nbytes * p.num_ranks, p.reduces, /*fans_out=*/false);
@@ -57,7 +54,7 @@ RemoteRun::RemoteRun(Setup setup) : s_(std::move(setup)), world_(World::Get()) {
     num_missing_ += process != world_->self() && num_local_[process] > 0;
   }
   expose_ = CanExpose();
-  Post();
+  Announce();
 }
 
 // Whether our ranks may expose their buffers. Each process decides for its own ranks; a peer that
@@ -74,15 +71,26 @@ bool RemoteRun::CanExpose() const {
   });
 }
 
-void RemoteRun::Post() {
+void RemoteRun::Announce() {
   const int self = world_->self();
+  auto open = [&](bool as_failed) {
+    return world_->OpenPost(s_.key, s_.members, s_.name->signature, num_local_, s_.name->call,
+                            s_.name->site, as_failed);
+  };
   const int64_t areas = int64_t{num_local_[self]} * kCursors;
   arena_nbytes_ = HeadNbytes(self) + areas * s_.programs->max_slots * lane_nbytes_;
-  own_ = world_->OpenPost(s_.key, members_, s_.name->signature, num_missing_, s_.name->call);
+  own_ = open(/*as_failed=*/false);
   if (own_ == nullptr) {
-    Fail(FailureCode::kInternal, "more than " + std::to_string(World::kMaxPosts) +
-                                     " collectives are open at once.\n"
-                                     "  Wait for results now and then (jax.block_until_ready).");
+    own_ = open(/*as_failed=*/true);
+    Fail(FailureCode::kInternal,
+         "so many collectives are open at once that it has no place among them: each has " +
+             std::to_string(World::kWindow - World::kReserve) + " to choose from, of " +
+             std::to_string(World::kMaxPosts) +
+             ", which are taken.\n  Wait for results now and then (jax.block_until_ready).");
+  } else if (!s_.refusal.empty()) {
+    Fail(FailureCode::kInternal, s_.refusal);
+  } else if (world_->HasLeft(self)) {
+    Fail(FailureCode::kInternal, RanksOf(self) + " will not come: " + world_->Fate(self) + ".");
   } else if (arena_nbytes_ > world_->arena_nbytes()) {
     Fail(FailureCode::kInternal,
          "it needs " + std::to_string(arena_nbytes_) + " bytes of shared memory, of " +
@@ -104,7 +112,7 @@ bool RemoteRun::GetReady() {
                                static_cast<const char*>(b.outputs[0]), expose_};
   }
   own_->arena_offset.store(arena_offset_);
-  own_->state.store(PostState::kReady);
+  own_->SetState(PostState::kReady);
   RingPeers();
   return true;
 }
@@ -150,31 +158,30 @@ bool RemoteRun::AllHaveArrived() {
 }
 
 bool RemoteRun::HasArrived(int process) {
-  class Post* post = world_->Find(process, s_.key);
+  Post* post = world_->FindAndHold(process, s_.key);
   if (post == nullptr) return false;
-  const PostState state = post->state.load(std::memory_order_acquire);
-  if (state == PostState::kOpen) return false;
   posts_[process] = post;
   // First of all, and of posts that have failed too: every rank is to see for itself who differs.
-  if (post->signature.load() != s_.name->signature || post->members.load() != members_) {
-    Mismatch(process, post->call);
+  if (post->signature.load() != s_.name->signature || post->members.load() != s_.members) {
+    Mismatch(process, post->call.Get() + post->site.Get());
     return false;
   }
-  if (state == PostState::kFailed) FailLike(process);
-  return state == PostState::kReady;
+  if (post->state() != PostState::kFailed) return true;
+  FailLike(process);
+  return false;
 }
 
-RemoteRun::Status RemoteRun::Mismatch(int process, const char* call) {
+RemoteRun::Status RemoteRun::Mismatch(int process, const std::string& call) {
   return Fail(FailureCode::kInvalidArgument,
               "the ranks do not make the same call: " + RanksOf(world_->self()) + " made " +
-                  s_.name->call + ", but " + RanksOf(process) + " made " + call +
+                  s_.name->call + s_.name->site + ", but " + RanksOf(process) + " made " + call +
                   ".\n  All ranks of a group must make the same collectives in the same order: the "
                   "same op, reduction, dtype, shape, root and algorithm.");
 }
 
 // Another process has failed: its cause is ours, too.
 RemoteRun::Status RemoteRun::FailLike(int process) {
-  const std::string cause = posts_[process]->error;
+  const std::string cause = posts_[process]->error.Get();
   return FailWith(
       {FailureCode::kInternal, s_.name->where + ": failed on " + RanksOf(process) + ": " + cause},
       cause);
@@ -269,8 +276,17 @@ void RemoteRun::RingPeers() {
 }
 
 void RemoteRun::Finish() {
-  for (class Post* post : posts_) {
-    if (post != nullptr) post->readers_left.fetch_sub(1);
+  const int self = world_->self();
+  for (int process = 0; process < world_->num_processes(); ++process) {
+    if (process == self || num_local_[process] == 0) continue;
+    Post* post = posts_[process];
+    if (post == nullptr) post = world_->FindAndHold(process, s_.key);  // It is not to wait for us.
+    if (post == nullptr) continue;
+    // Who has failed itself does not come for our cause.
+    if (own_ != nullptr && post->state() == PostState::kFailed) own_->LetGo(process);
+    post->LetGo(self);
+    post->Drop(self);
+    posts_[process] = nullptr;
   }
   if (arena_offset_ < 0 && ticket_ != kNoTicket) world_->ForgetTicket(ticket_);
   if (own_ != nullptr) world_->Retire(own_, arena_offset_, arena_offset_ < 0 ? 0 : arena_nbytes_);
@@ -284,6 +300,7 @@ RemoteRun::Status RemoteRun::Fail(FailureCode code, const std::string& why) {
 RemoteRun::Status RemoteRun::FailWith(Failure failure, const std::string& cause) {
   failure_ = std::move(failure);
   if (own_ != nullptr) world_->Fail(own_, cause);
+  world_->LookForDeaths();
   Finish();
   return Status::kFailed;
 }
@@ -292,28 +309,37 @@ RemoteRun::Status RemoteRun::CheckHealth(int64_t now_ns) {
   if (failure_) return Status::kFailed;
   for (int process = 0; process < world_->num_processes(); ++process) {
     if (process == world_->self() || num_local_[process] == 0) continue;
-    const class Post* post = posts_[process];
-    if (post != nullptr && post->state.load() == PostState::kFailed) {
+    if (posts_[process] != nullptr && posts_[process]->state() == PostState::kFailed) {
       return FailLike(process);
     }
-    const std::string fate = world_->Fate(process);
-    if (!fate.empty()) {
-      return Fail(FailureCode::kInternal, RanksOf(process) + " will not come: " + fate + ".");
+    const bool is_lost = WillNotCome(process);
+    if (failure_) return Status::kFailed;
+    if (is_lost) {
+      return Fail(FailureCode::kInternal,
+                  RanksOf(process) + " will not come: " + world_->Fate(process) + ".");
     }
-    if (post == nullptr) {
-      const class Post* other =
-          world_->FindConflict(process, s_.key, members_, s_.opened_ns, now_ns,
-                               /*waits=*/IsIdle(process, now_ns) && IsIdle(world_->self(), now_ns));
-      if (other != nullptr) {
-        world_->SettleConflicts(now_ns);
-        return Mismatch(process, other->call);
-      }
+    if (posts_[process] != nullptr) continue;
+    const bool waits = IsIdle(process, now_ns) && IsIdle(world_->self(), now_ns);
+    if (auto call =
+            world_->FindConflict(process, s_.key, s_.members, s_.opened_ns, now_ns, waits)) {
+      return Mismatch(process, *call);
     }
   }
   if (now_ns - s_.opened_ns > s_.timeout_s * kSecond) {
     return Fail(FailureCode::kDeadlineExceeded, DeadlineText());
   }
   return Status::kRunning;
+}
+
+// Whether a process will not do its part. One that has left, or even died, after it had done it is
+// no loss to us; one that has arrived and leaves does it yet.
+bool RemoteRun::WillNotCome(int process) {
+  const bool is_dead = world_->IsDead(process);
+  if (!is_dead && !world_->HasLeft(process)) return false;
+  AllHaveArrived();  // It may have come and gone since we looked.
+  const Post* post = posts_[process];
+  if (is_dead) return post == nullptr || post->state() != PostState::kDone;
+  return post == nullptr && world_->Find(process, s_.key) == nullptr;
 }
 
 // Two processes that wait for each other in different calls, without computing anything, will do so
@@ -324,13 +350,12 @@ bool RemoteRun::IsIdle(int process, int64_t now_ns) const {
 }
 
 std::string RemoteRun::RanksOf(int process) const {
-  std::string ranks;
-  int count = 0;
+  std::vector<int> ranks;
   for (int rank = 0; rank < static_cast<int>(s_.process_of.size()); ++rank) {
-    if (s_.process_of[rank] != process) continue;
-    ranks += (count++ ? ", " : "") + std::to_string(rank);
+    if (s_.process_of[rank] == process) ranks.push_back(rank);
   }
-  return (count == 1 ? "rank " : "ranks ") + ranks + " (" + world_->NameOf(process) + ")";
+  return (ranks.size() == 1 ? "rank " : "ranks ") + RankList(ranks) + " (" +
+         world_->NameOf(process) + ")";
 }
 
 // The processes that our ranks wait for.
@@ -350,34 +375,44 @@ std::string RemoteRun::Laggards() {
   }
   std::string list;
   for (int process = 0; process < world_->num_processes(); ++process) {
-    if (awaited[process]) list += (list.empty() ? "" : ", ") + RanksOf(process);
+    if (awaited[process]) list = Joined(list, RanksOf(process));
   }
   return list.empty() ? "some of them" : list;
 }
 
 std::string RemoteRun::DeadlineText() {
-  std::string arrived = RanksOf(world_->self()), missing;
-  for (int process = 0; process < world_->num_processes(); ++process) {
-    if (process == world_->self() || num_local_[process] == 0) continue;
-    std::string& list = posts_[process] ? arrived : missing;
-    list += (list.empty() ? "" : ", ") + RanksOf(process);
-  }
   char seconds[32];
   std::snprintf(seconds, sizeof(seconds), "%.10g s", s_.timeout_s);
+  const std::string after = std::string("timed out after ") + seconds;
   if (arena_offset_ < 0) {
-    return std::string("timed out after ") + seconds +
+    return after +
            ": other collectives in flight held all shared memory.\n  Raise JCOLL_SHM_SIZE, or keep "
            "fewer collectives in flight.";
   }
-  if (missing.empty()) {
-    return std::string("timed out after ") + seconds +
-           ": all ranks arrived, but no more came from " + Laggards() +
-           ".\n  Look for a process that is stopped or starved; raise timeout_s= or JCOLL_TIMEOUT "
-           "if "
-           "it is only slow.";
+  std::string arrived = RanksOf(world_->self()), missing, without_memory;
+  for (int process = 0; process < world_->num_processes(); ++process) {
+    if (process == world_->self() || num_local_[process] == 0) continue;
+    const bool has_come = posts_[process] != nullptr;
+    const bool has_no_memory = !has_come && world_->Find(process, s_.key) != nullptr;
+    std::string& list = has_come ? arrived : has_no_memory ? without_memory : missing;
+    list = Joined(list, RanksOf(process));
   }
-  return std::string("timed out after ") + seconds + ": arrived: " + arrived +
-         "; missing: " + missing +
+  if (missing.empty() && without_memory.empty()) {
+    return after + ": all ranks arrived, but no more came from " + Laggards() +
+           ".\n  Look for a process that is stopped or starved; raise timeout_s= or JCOLL_TIMEOUT "
+           "if it is only slow.";
+  }
+  std::string text = after + ": arrived: " + arrived;
+  if (!without_memory.empty()) {
+    text += "; arrived, but without shared memory, which other collectives in flight hold: " +
+            without_memory;
+  }
+  if (missing.empty()) {
+    return text +
+           ".\n  Raise JCOLL_SHM_SIZE, or keep fewer collectives in flight: independent ones that "
+           "the ranks make in different orders can wait for each other's memory.";
+  }
+  return text + "; missing: " + missing +
          ".\n  Every rank of the group must reach this call: look for a process that is slow, "
          "stuck "
          "or stopped; raise timeout_s= or JCOLL_TIMEOUT if it is only slow.";

@@ -36,7 +36,8 @@ namespace jcoll {
 // What a call is to other processes; fixed when its program is loaded.
 struct RemoteName {
   std::string where;       // The first part of every error.
-  std::string call;        // What is called, and where it was written.
+  std::string call;        // What is called,
+  std::string site;        // and where it was written: " called at ...", or nothing.
   uint64_t signature = 0;  // A hash of what must be the same on all ranks.
   uint64_t program = 0;    // A hash of the program's name.
 };
@@ -50,6 +51,7 @@ class RemoteRun : public RemoteWork {
     Key key;
     const RemoteName* name = nullptr;      // Outlives the run.
     std::vector<int> process_of;           // By rank, as World counts them.
+    uint64_t members = 0;                  // A hash of the ranks' processes and devices, in order.
     const RankBuffers* buffers = nullptr;  // By rank; those of other processes are not looked at.
     int64_t block_nbytes = 0;
     // Where blocks are not of one size: block b of rank r's input is the stream from r to b, block
@@ -59,6 +61,7 @@ class RemoteRun : public RemoteWork {
     int64_t element_nbytes = 1;
     double timeout_s = 0;
     int64_t opened_ns = 0;
+    std::string refusal;  // Not empty: it fails with this, here and for all others.
   };
   explicit RemoteRun(Setup setup);
 
@@ -87,11 +90,11 @@ class RemoteRun : public RemoteWork {
   };
 
   bool CanExpose() const;
-  void Post();
+  void Announce();
   bool GetReady();
   bool AllHaveArrived();
   bool HasArrived(int process);
-  Status Mismatch(int process, const char* call);
+  Status Mismatch(int process, const std::string& call);
   Status FailLike(int process);
   bool Step(Cursor* cursor);
   bool MayBegin(const Cursor& cursor);
@@ -122,6 +125,7 @@ class RemoteRun : public RemoteWork {
   void Finish();
   Status Fail(FailureCode code, const std::string& why);
   Status FailWith(Failure failure, const std::string& cause);
+  bool WillNotCome(int process);
   bool IsIdle(int process, int64_t now_ns) const;
   std::string RanksOf(int process) const;
   std::string Laggards();
@@ -129,11 +133,10 @@ class RemoteRun : public RemoteWork {
 
   Setup s_;
   World* const world_;
-  std::vector<int> local_index_;    // By rank: its number among its process's ranks of the group.
-  std::vector<int> num_local_;      // By process: ranks of the group.
-  std::vector<class Post*> posts_;  // By process; null: not seen yet, or not of the group.
-  class Post* own_ = nullptr;
-  uint64_t members_ = 0;
+  std::vector<int> local_index_;  // By rank: its number among its process's ranks of the group.
+  std::vector<int> num_local_;    // By process: ranks of the group.
+  std::vector<Post*> posts_;      // By process, held; null: not seen yet, or not of the group.
+  Post* own_ = nullptr;
   int num_missing_ = 0;  // Processes that have not arrived.
   ChunkCuts cuts_;
   int64_t lane_nbytes_ = 0;

@@ -2,6 +2,7 @@
 
 #include <linux/futex.h>
 #include <poll.h>
+#include <sys/random.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -20,9 +21,10 @@
 namespace jcoll {
 namespace {
 
-constexpr uint64_t kMagic = 0x324d48534c4c4f43;  // "COLLSHM2"
+constexpr uint64_t kMagic = 0x334d48534c4c4f43;  // "COLLSHM3"
 // Failed posts are kept for the late arrival of those that have not seen them.
 constexpr size_t kMaxRetired = 256;
+constexpr size_t kMaxTold = 64;
 constexpr int64_t kSecond = 1000000000;
 
 World* g_world = nullptr;
@@ -39,17 +41,8 @@ int64_t ClockNs(clockid_t clock) {
   return t.tv_sec * kSecond + t.tv_nsec;
 }
 
-void CopyText(const std::string& text, char* out, size_t size) {
-  std::snprintf(out, size, "%s", text.c_str());
-}
-
 long Futex(std::atomic<uint32_t>* word, int op, uint32_t value, const timespec* timeout) {
   return syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), op, value, timeout, nullptr, 0);
-}
-
-bool IsKey(const Post& post, const Key& key) {
-  return post.key_hi.load(std::memory_order_relaxed) == key.hi &&
-         post.key_lo.load(std::memory_order_relaxed) == key.lo;
 }
 
 }  // namespace
@@ -65,6 +58,12 @@ Key MakeKey(std::initializer_list<uint64_t> parts) {
   return key;
 }
 
+uint64_t Mix(uint64_t hash, uint64_t value) {
+  hash ^= value + 0x9e3779b97f4a7c15ull + (hash << 6) + (hash >> 2);
+  hash *= 0xff51afd7ed558ccdull;
+  return hash ^ (hash >> 33);
+}
+
 int64_t MonotonicNs() { return ClockNs(CLOCK_MONOTONIC); }
 
 std::optional<Failure> World::Prepare(int64_t arena_nbytes, ProcessInfo* info) {
@@ -72,12 +71,17 @@ std::optional<Failure> World::Prepare(int64_t arena_nbytes, ProcessInfo* info) {
   if (auto failure = segment->Create(ArenaOffset() + InLines(arena_nbytes))) return failure;
   Header* h = new (segment->data()) Header();
   h->magic = kMagic;
+  if (getrandom(h->nonce.data(), sizeof(h->nonce), 0) != sizeof(h->nonce)) {
+    return Failure{FailureCode::kInternal,
+                   std::string("jcoll: the system gives no random number: ") +
+                       std::strerror(errno) + ".\n  Allow the process getrandom(2)."};
+  }
   h->probe = ReadProbe::address();
   h->state.store(ProcessState::kAlive);
   for (int i = 0; i < kMaxPosts; ++i) {
     new (segment->data() + PostsOffset() + i * int64_t{sizeof(Post)}) Post();
   }
-  *info = {static_cast<int>(getpid()), segment->fd(), segment->nbytes(), 0};
+  *info = {static_cast<int>(getpid()), segment->fd(), segment->nbytes(), h->nonce, 0};
   g_own = std::move(segment);
   return std::nullopt;
 }
@@ -87,25 +91,24 @@ void World::SetPeerReads(int64_t min_nbytes) { g_peer_reads = min_nbytes; }
 int64_t World::PeerReads() { return g_peer_reads; }
 
 std::optional<Failure> World::Join(int self, const std::vector<ProcessInfo>& infos) {
+  if (infos.size() > Post::kMaxProcesses) {
+    return Failure{
+        FailureCode::kInvalidArgument,
+        "jcoll: " + std::to_string(infos.size()) + " processes of this host; at most " +
+            std::to_string(Post::kMaxProcesses) +
+            " can share memory.\n  Give them several JCOLL_HOST_ID, or each process more "
+            "devices."};
+  }
   std::unique_ptr<World> world(new World());
   world->self_ = self;
   world->peers_ = infos;
   for (int p = 0; p < static_cast<int>(infos.size()); ++p) {
-    const bool is_self = p == self;
-    auto segment = is_self ? std::move(g_own) : std::make_unique<Segment>();
-    if (!is_self) {
-      const ProcessInfo& i = infos[p];
-      if (auto failure = segment->Open(i.pid, i.fd, i.nbytes)) return failure;
-      if (reinterpret_cast<Header*>(segment->data())->magic != kMagic) {
-        return Failure{FailureCode::kInternal, "jcoll: " + world->NameOf(p) +
-                                                   " shares memory of another version of jcoll.\n"
-                                                   "  Run the same version in all processes."};
-      }
+    if (p == self) {
+      world->segments_.push_back(std::move(g_own));
+      world->pidfds_.push_back(-1);
+    } else if (auto failure = world->Meet(p)) {
+      return failure;
     }
-    world->segments_.push_back(std::move(segment));
-    // Fails on kernels before 5.3; IsDead then asks by number.
-    world->pidfds_.push_back(is_self ? -1
-                                     : static_cast<int>(syscall(SYS_pidfd_open, infos[p].pid, 0)));
   }
   bool reads_peers = g_peer_reads > 0;
   for (int p = 0; p < world->num_processes() && reads_peers; ++p) {
@@ -114,6 +117,33 @@ std::optional<Failure> World::Join(int self, const std::vector<ProcessInfo>& inf
   world->header(self)->reads_peers.store(reads_peers);
   world->free_.push_back({ArenaOffset(), world->segments_[self]->nbytes() - ArenaOffset()});
   g_world = world.release();  // Lives as long as the process: peers may look at any time.
+  return std::nullopt;
+}
+
+std::optional<Failure> World::Meet(int process) {
+  const ProcessInfo& info = peers_[process];
+  // First of all: what is found in /proc afterwards is of the process that this stands for, or of
+  // none that has the nonce. Fails on kernels before 5.3; IsDead then asks by number.
+  pidfds_.push_back(static_cast<int>(syscall(SYS_pidfd_open, info.pid, 0)));
+  auto segment = std::make_unique<Segment>();
+  if (auto failure = segment->Open(info.pid, info.fd, info.nbytes)) return failure;
+  const Header* h = reinterpret_cast<const Header*>(segment->data());
+  const std::string name = NameOf(process);
+  if (h->magic != kMagic) {
+    return Failure{FailureCode::kInternal, "jcoll: " + name +
+                                               " shares memory of another version of jcoll.\n"
+                                               "  Run the same version in all processes."};
+  }
+  if (h->nonce != info.nonce) {
+    const std::string pid = std::to_string(info.pid);
+    return Failure{FailureCode::kInternal,
+                   "jcoll: what " + name +
+                       " shares is not the memory of the process that has pid " + pid +
+                       " here: it has ended, or numbers its processes apart.\n  Processes of "
+                       "one host must see each other in one /proc; give those of different "
+                       "containers different JCOLL_HOST_ID."};
+  }
+  segments_.push_back(std::move(segment));
   return std::nullopt;
 }
 
@@ -136,53 +166,96 @@ char* World::At(int process, int64_t arena_offset) const {
   return segments_[process]->data() + arena_offset;
 }
 
-Post* World::OpenPost(const Key& key, uint64_t members, uint64_t signature, int num_readers,
-                      const std::string& call) {
+Post* World::OpenPost(const Key& key, uint64_t members, uint64_t signature,
+                      const std::vector<int>& num_ranks, const std::string& call,
+                      const std::string& site, bool as_failed) {
   std::lock_guard<std::mutex> lock(mu_);
   SweepLocked();
-  for (int i = 0; i < kWindow; ++i) {
+  for (int i = 0; i < (as_failed ? kWindow : kWindow - kReserve); ++i) {
     Post& post = posts(self_)[(key.lo + i) % kMaxPosts];
-    if (post.state.load() != PostState::kFree) continue;
-    post.key_hi.store(key.hi);
-    post.key_lo.store(key.lo);
-    post.opened_ns.store(MonotonicNs());
-    post.members.store(members);
-    post.signature.store(signature);
-    post.arena_offset.store(0);
-    post.readers_left.store(num_readers);
-    CopyText(call, post.call, sizeof(post.call));
-    post.state.store(PostState::kOpen);
+    if (post.state() != PostState::kFree) continue;
+    // Who reads on from an earlier use sees that the tag has changed if it sees any of this.
+    std::atomic_thread_fence(std::memory_order_release);
+    post.key_hi.store(key.hi, std::memory_order_relaxed);
+    post.key_lo.store(key.lo, std::memory_order_relaxed);
+    post.opened_ns.store(MonotonicNs(), std::memory_order_relaxed);
+    post.members.store(members, std::memory_order_relaxed);
+    post.signature.store(signature, std::memory_order_relaxed);
+    post.arena_offset.store(0, std::memory_order_relaxed);
+    for (int w = 0; w < num_words(); ++w) {
+      uint32_t awaited = 0;
+      const int end = std::min(num_processes(), (w + 1) * Post::kWordBits);
+      for (int p = w * Post::kWordBits; p < end; ++p) {
+        if (p != self_ && num_ranks[p] > 0) awaited |= Post::Bit(p);
+      }
+      post.users[w].awaited.store(awaited, std::memory_order_relaxed);
+    }
+    post.call.Set(call);
+    post.site.Set(site);
+    post.SetState(PostState::kOpen);
+    ++num_open_;
     return &post;
   }
   return nullptr;
 }
 
 void World::Fail(Post* post, const std::string& why) {
-  CopyText(why, post->error, sizeof(post->error));
+  post->error.Set(why);
   post->failed_ns.store(MonotonicNs());
-  post->state.store(PostState::kFailed);
+  post->SetState(PostState::kFailed);
   RingAll();
 }
 
 void World::Retire(Post* post, int64_t arena_offset, int64_t arena_nbytes) {
   std::lock_guard<std::mutex> lock(mu_);
+  if (post->state() != PostState::kFailed) post->SetState(PostState::kDone);
   retired_.push_back({post, arena_offset, arena_nbytes});
+  --num_open_;
+  last_retired_ns_ = MonotonicNs();
   SweepLocked();
 }
 
-// Frees what nobody reads any more, and the oldest of those that somebody may yet come for.
+bool World::IsAwaited(const Post& post) const {
+  for (int w = 0; w < num_words(); ++w) {
+    if (post.users[w].awaited.load() & ~dead_[w].load()) return true;
+  }
+  return false;
+}
+
+bool World::IsHeld(const Post& post) const {
+  for (int w = 0; w < num_words(); ++w) {
+    if (static_cast<uint32_t>(post.users[w].holders.load()) & ~dead_[w].load()) return true;
+  }
+  return false;
+}
+
+// Ends the use of a post, unless a living process holds it; nobody can take hold of it then.
+bool World::TryToFree(Post* post) {
+  const uint64_t next = (uint64_t{Post::UseOf(post->tag.load())} + 1) << 32;
+  for (int w = 0; w < num_words(); ++w) {
+    uint64_t now = post->users[w].holders.load();
+    do {
+      if (static_cast<uint32_t>(now) & ~dead_[w].load()) return false;
+    } while (!post->users[w].holders.compare_exchange_weak(now, next));
+  }
+  post->tag.store(next | static_cast<uint32_t>(PostState::kFree));
+  return true;
+}
+
+// Frees what nobody comes for any more, and the oldest of those that somebody may yet come for. The
+// memory of failed ones is given back as soon as nobody reads it: only their text is waited for.
 void World::SweepLocked() {
   size_t kept = 0;
   const size_t excess = retired_.size() > kMaxRetired ? retired_.size() - kMaxRetired : 0;
   for (size_t i = 0; i < retired_.size(); ++i) {
-    const Retired& r = retired_[i];
-    const bool is_failed = r.post->state.load() == PostState::kFailed;
-    if (r.post->readers_left.load() > 0 && !(is_failed && i < excess)) {
-      retired_[kept++] = r;
-      continue;
+    Retired r = retired_[i];
+    const bool is_failed = r.post->state() == PostState::kFailed;
+    const bool is_free = (!IsAwaited(*r.post) || (is_failed && i < excess)) && TryToFree(r.post);
+    if (r.nbytes > 0 && (is_free || (is_failed && !IsHeld(*r.post)))) {
+      ReleaseLocked(r.offset, r.nbytes);
+      r.nbytes = 0;
     }
-    if (r.nbytes > 0) ReleaseLocked(r.offset, r.nbytes);
-    r.post->state.store(PostState::kFree);
+    if (!is_free) retired_[kept++] = r;
   }
   retired_.resize(kept);
 }
@@ -235,28 +308,54 @@ int64_t World::arena_nbytes() const { return segments_[self_]->nbytes() - ArenaO
 Post* World::Find(int process, const Key& key) const {
   for (int i = 0; i < kWindow; ++i) {
     Post& post = posts(process)[(key.lo + i) % kMaxPosts];
-    if (post.state.load(std::memory_order_acquire) != PostState::kFree && IsKey(post, key)) {
-      return &post;
-    }
+    if (post.state() != PostState::kFree && post.HasKey(key)) return &post;
   }
   return nullptr;
 }
 
-Post* World::FindConflict(int process, const Key& key, uint64_t members, int64_t since_ns,
-                          int64_t now_ns, bool waits) const {
+Post* World::FindAndHold(int process, const Key& key) const {
+  for (int i = 0; i < kWindow; ++i) {
+    Post& post = posts(process)[(key.lo + i) % kMaxPosts];
+    const uint64_t tag = post.tag.load();
+    if (Post::StateOf(tag) < PostState::kReady || !post.HasKey(key)) continue;
+    if (post.Hold(Post::UseOf(tag), self_)) return &post;
+  }
+  return nullptr;
+}
+
+std::optional<std::string> World::FindConflict(int process, const Key& key, uint64_t members,
+                                               int64_t since_ns, int64_t now_ns, bool waits) {
   for (int i = 0; i < kMaxPosts; ++i) {
-    Post& post = posts(process)[i];
-    const PostState state = post.state.load(std::memory_order_acquire);
+    const Post& post = posts(process)[i];
+    const uint64_t tag = post.tag.load();
+    const PostState state = Post::StateOf(tag);
     const bool has_failed = state == PostState::kFailed && post.failed_ns.load() > since_ns;
     const bool has_waited =
         waits && state == PostState::kReady && now_ns - post.opened_ns.load() > kSecond;
     if (!has_failed && !has_waited) continue;
-    if (IsKey(post, key) || post.members.load() != members) continue;
-    if (post.opened_ns.load() < settled_ns_.load()) continue;
+    if (post.HasKey(key) || post.members.load() != members) continue;
+    if (!post.Awaits(self_)) continue;  // We have done our part of it.
     const Key other{post.key_hi.load(), post.key_lo.load()};
-    if (Find(self_, other) == nullptr) return &post;
+    if (Find(self_, other) != nullptr || WasTold(other, since_ns)) continue;
+    const std::string call = post.call.Get() + post.site.Get();
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (post.tag.load(std::memory_order_relaxed) != tag) continue;  // Next time.
+    Tell(other, now_ns);
+    return call;
   }
-  return nullptr;
+  return std::nullopt;
+}
+
+bool World::WasTold(const Key& key, int64_t since_ns) {
+  std::lock_guard<std::mutex> lock(told_mu_);
+  return std::any_of(told_.begin(), told_.end(),
+                     [&](const auto& t) { return t.first == key && t.second <= since_ns; });
+}
+
+void World::Tell(const Key& key, int64_t now_ns) {
+  std::lock_guard<std::mutex> lock(told_mu_);
+  told_.emplace_back(key, now_ns);
+  if (told_.size() > kMaxTold) told_.pop_front();
 }
 
 void World::Ring(int process) {
@@ -278,29 +377,37 @@ void World::WaitForDoorbell(uint32_t seen, int64_t ns) {
 }
 
 bool World::IsDead(int process) {
-  if (pidfds_[process] >= 0) {
-    pollfd p{pidfds_[process], POLLIN, 0};
-    return poll(&p, 1, 0) > 0;
-  }
-  return kill(peers_[process].pid, 0) != 0 && errno == ESRCH;
+  std::atomic<uint32_t>& word = dead_[process / Post::kWordBits];
+  if (process == self_) return false;
+  if (word.load() & Post::Bit(process)) return true;
+  pollfd p{pidfds_[process], POLLIN, 0};
+  const bool is_dead =
+      p.fd >= 0 ? poll(&p, 1, 0) > 0 : kill(peers_[process].pid, 0) != 0 && errno == ESRCH;
+  if (is_dead) word.fetch_or(Post::Bit(process));
+  return is_dead;
+}
+
+void World::LookForDeaths() {
+  for (int p = 0; p < num_processes(); ++p) IsDead(p);
 }
 
 std::string World::Fate(int process) {
-  Header* h = header(process);
-  if (h->state.load() == ProcessState::kLeaving) {
-    return NameOf(process) + " has left (" + h->reason + ")";
+  if (HasLeft(process)) {
+    return NameOf(process) + " has left (" + header(process)->reason.Get() + ")";
   }
-  if (process != self_ && IsDead(process)) {
-    return NameOf(process) + " (pid " + std::to_string(peers_[process].pid) + ") has died";
-  }
-  return "";
+  return NameOf(process) + " (pid " + std::to_string(peers_[process].pid) + ") has died";
 }
 
 void World::Leave(const std::string& reason) {
   Header* h = header(self_);
-  CopyText(reason, h->reason, sizeof(h->reason));
+  h->reason.Set(reason);
   h->state.store(ProcessState::kLeaving);
   RingAll();
+}
+
+int64_t World::QuietNs() {
+  std::lock_guard<std::mutex> lock(mu_);
+  return num_open_ > 0 ? 0 : MonotonicNs() - last_retired_ns_;
 }
 
 void World::WatchIdleness(int64_t now_ns) {
@@ -318,6 +425,11 @@ void World::WatchIdleness(int64_t now_ns) {
   }
   cpu_ns_ = cpu;
   cpu_checked_ns_ = now_ns;
+}
+
+void World::StopWatchingIdleness() {
+  header(self_)->idle_since_ns.store(0);
+  cpu_checked_ns_ = 0;
 }
 
 }  // namespace jcoll

@@ -3,77 +3,58 @@
 // Every process owns a segment that all others map:
 //
 //   Header   is it alive, does it sleep, how to wake it
-//   Post[]   the collectives it takes part in now: its signature for each, and where its data are
+//   Post[]   the collectives it takes part in: its signature for each, and where its data are
 //   arena    counters and staging areas of the posts
 //
-// A process writes to its own segment only, but for three things: a doorbell that wakes its owner,
-// and the count of the readers that a post still has. A post is identified by a 128-bit key that
-// all processes derive alike (Collective::KeyOf), and is looked up in a small window of the table.
+// A process writes to its own segment only, but for these: a doorbell that wakes its owner, and who
+// still awaits or holds a post (post.h). A post is identified by a 128-bit key that all processes
+// derive alike (Collective::RemoteSetup), and is looked up in a small window of the table.
 //
-// Memory order. Everything in a post is written before `state` is stored (release) and read after
-// it has been loaded (acquire). Sleeping: the sleeper stores `sleeping`, then looks for news, then
-// waits on the doorbell; the waker stores its news, then loads `sleeping`. Both pairs are
-// sequentially consistent, so that at least one of them sees the other.
+// Sleeping: the sleeper stores `sleeping`, then looks for news, then waits on the doorbell; the
+// waker stores its news, then loads `sleeping`. Both are sequentially consistent, so that at least
+// one of them sees the other.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
-#include <initializer_list>
+#include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "post.h"
 #include "segment.h"
 
 namespace jcoll {
 
-struct Key {
-  uint64_t hi = 0, lo = 0;
-  bool operator==(const Key& other) const { return hi == other.hi && lo == other.lo; }
-};
-
-// A key from what names a collective.
-Key MakeKey(std::initializer_list<uint64_t> parts);
-
-enum class PostState : uint32_t {
-  kFree,
-  kOpen,    // Its counters and staging areas are not there yet.
-  kReady,   // They are.
-  kFailed,  // `error` says why.
-};
-
-struct Post {
-  std::atomic<uint64_t> key_hi, key_lo;
-  std::atomic<PostState> state;
-  std::atomic<int32_t> readers_left;  // Processes that have not let go of it.
-  std::atomic<int64_t> opened_ns;     // CLOCK_MONOTONIC, which processes of a host share.
-  std::atomic<int64_t> failed_ns;
-  std::atomic<uint64_t> members;      // Which ranks and which processes: a hash.
-  std::atomic<uint64_t> signature;    // What is called: a hash.
-  std::atomic<int64_t> arena_offset;  // Of the counters; the staging areas follow.
-  char call[384];                     // What is called, for people, and where.
-  char error[1024];                   // Why it failed.
-};
-
 enum class ProcessState : uint32_t { kStarting, kAlive, kLeaving };
+
+// Drawn by the maker of a segment: whose it is cannot be told by a process's number and that of a
+// file, which are reused, and which two containers may have in common.
+using Nonce = std::array<uint64_t, 2>;
 
 struct Header {
   uint64_t magic;
+  Nonce nonce;
   std::atomic<ProcessState> state;
   std::atomic<uint32_t> doorbell;
   std::atomic<uint32_t> sleeping;
   std::atomic<int64_t> idle_since_ns;  // The process has used next to no CPU since; 0: it is busy.
   const uint64_t* probe;               // See ReadProbe.
   std::atomic<bool> reads_peers;       // It has joined, and may read the memory of all others.
-  char reason[400];                    // Why it leaves.
+  SharedText<400> reason;              // Why it leaves; before `state`.
 };
 
 // What the bootstrap has exchanged about every process.
 struct ProcessInfo {
   int pid = 0, fd = -1;
   int64_t nbytes = 0;
+  Nonce nonce = {};
   int id = 0;  // JAX's process index, which errors name; a World counts its processes from 0.
 };
 
@@ -81,6 +62,8 @@ class World {
  public:
   static constexpr int kMaxPosts = 1024;
   static constexpr int kWindow = 32;
+  // Of a window, for those only that say why they have failed.
+  static constexpr int kReserve = 4;
 
   // Makes this process's segment. `arena_nbytes`: JCOLL_SHM_SIZE.
   static std::optional<Failure> Prepare(int64_t arena_nbytes, ProcessInfo* info);
@@ -102,14 +85,20 @@ class World {
   // Whether a process may read the memory of all others.
   bool ReadsPeers(int process) const { return header(process)->reads_peers.load(); }
 
-  // This process's posts.
-  Post* OpenPost(const Key& key, uint64_t members, uint64_t signature, int num_readers,
-                 const std::string& call);
+  // What this process is about to do; null if the key's window is full. `num_ranks`, by process:
+  // who has some will come for it. `as_failed`: it has room where others have not; Fail is to
+  // follow.
+  Post* OpenPost(const Key& key, uint64_t members, uint64_t signature,
+                 const std::vector<int>& num_ranks, const std::string& call,
+                 const std::string& site, bool as_failed);
   void Fail(Post* post, const std::string& why);
-  // Lets go of a post when all readers have; see Sweep.
+  // The collective is over; a part of the arena is given back with its post (none: 0 bytes). See
+  // Sweep.
   void Retire(Post* post, int64_t arena_offset, int64_t arena_nbytes);
-  // Memory is given in the order of tickets, as all processes would: two that took turns in another
-  // order could each hold what the other's next collective needs.
+  // Memory is given in the order of tickets, i.e. in which this process's ranks have come. Where
+  // all processes come to their collectives in one order, they take turns in it, too. Where they do
+  // not, and memory is short, two may each hold what the other's next collective needs: that ends
+  // at the deadline (RemoteRun::DeadlineText).
   uint64_t TakeTicket();
   // -1 if there is not so much left yet, or if an earlier ticket still waits.
   int64_t Allocate(int64_t nbytes, uint64_t ticket);
@@ -117,15 +106,16 @@ class World {
   void ForgetTicket(uint64_t ticket);
   int64_t arena_nbytes() const;
 
-  // Another process's post for a key; null if it has not come yet.
+  // Another process's post for a key, for a glance; null if it has not come yet.
   Post* Find(int process, const Key& key) const;
-  // A post of another process and the same members that this process takes no part in, though it
-  // has waited under `key` since `since_ns`: one that has failed meanwhile, or, if `waits`, one
-  // that has waited for a second itself.
-  Post* FindConflict(int process, const Key& key, uint64_t members, int64_t since_ns,
-                     int64_t now_ns, bool waits) const;
-  // A conflict has been found and told: what peers had open until now belongs to it.
-  void SettleConflicts(int64_t now_ns) { settled_ns_.store(now_ns); }
+  // The same, if it is kReady or later, held by this process. Its state is to be read afterwards.
+  Post* FindAndHold(int process, const Key& key) const;
+  // The call of a collective of another process and the same members that this process takes no
+  // part in, though it has waited under `key` since `since_ns`: one that has failed meanwhile, or,
+  // if `waits`, one that has waited for a second itself. What has been returned does not count
+  // again for who begins to wait later: it has been told.
+  std::optional<std::string> FindConflict(int process, const Key& key, uint64_t members,
+                                          int64_t since_ns, int64_t now_ns, bool waits);
   char* At(int process, int64_t arena_offset) const;
 
   // Tells processes that there is news.
@@ -142,12 +132,23 @@ class World {
     h->sleeping.store(0);
   }
 
-  // "" if a process lives; else what became of it.
+  bool IsDead(int process);
+  bool HasLeft(int process) const {
+    return header(process)->state.load() == ProcessState::kLeaving;
+  }
+  // What became of a process that is dead or has left.
   std::string Fate(int process);
-  // This process goes: collectives of others that wait for it fail with the reason.
+  // Looks who is dead, so that nothing is kept for them.
+  void LookForDeaths();
+  // This process goes: it begins no collective any more, and those of others that wait for it to
+  // come fail with the reason.
   void Leave(const std::string& reason);
+  // How long no collective has been open here; 0 if some is.
+  int64_t QuietNs();
   // Keeps idle_since_ns up to date; called now and then by the progress thread.
   void WatchIdleness(int64_t now_ns);
+  // There is nothing that the progress thread waits for: the process computes, for all we know.
+  void StopWatchingIdleness();
   int64_t IdleSince(int process) const { return header(process)->idle_since_ns.load(); }
 
  private:
@@ -159,20 +160,32 @@ class World {
     int64_t offset, nbytes;
   };
   World() = default;
+  // Maps another process's segment; in their order.
+  std::optional<Failure> Meet(int process);
   Header* header(int process) const;
   Post* posts(int process) const;
   void WaitForDoorbell(uint32_t seen, int64_t ns);
+  int num_words() const { return (num_processes() + Post::kWordBits - 1) / Post::kWordBits; }
+  bool IsAwaited(const Post& post) const;
+  bool IsHeld(const Post& post) const;
+  bool TryToFree(Post* post);
   void SweepLocked();
   void ReleaseLocked(int64_t offset, int64_t nbytes);
-  bool IsDead(int process);
+  bool WasTold(const Key& key, int64_t since_ns);
+  void Tell(const Key& key, int64_t now_ns);
 
   int self_ = 0;
   std::vector<std::unique_ptr<Segment>> segments_;  // By process.
   std::vector<ProcessInfo> peers_;
   std::vector<int> pidfds_;
+  std::atomic<uint32_t> dead_[Post::kWords] = {};  // Known to be, one bit each.
 
-  std::atomic<int64_t> settled_ns_{0};
+  std::mutex told_mu_;
+  std::deque<std::pair<Key, int64_t>> told_;  // Conflicts, and when they were last found.
+
   std::mutex mu_;
+  int num_open_ = 0;  // Posts that are not retired.
+  int64_t last_retired_ns_ = 0;
   std::vector<Retired> retired_;  // Oldest first.
   std::vector<Free> free_;        // By offset; neighbours are joined.
   uint64_t next_ticket_ = 0;

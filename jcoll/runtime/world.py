@@ -34,10 +34,13 @@ try:
 except ImportError:  # native.py says what to do.
     _native: Any = None
 
-KEY = "jcoll/world/1"
+KEY = "jcoll/world/2"
 """Where the store holds the processes' introductions; the number is that of their form."""
 _POLL_S = 0.2
 """How often a process that waits for another one's introduction looks whether that still lives."""
+_QUIET_S = 0.3
+"""A process that leaves has done its part when no collective has been open here for so long: what
+it has just dispatched may not have come to its first one yet."""
 
 
 @dataclass(frozen=True)
@@ -58,15 +61,25 @@ _lock = threading.Lock()
 
 
 def host_id() -> str:
-    """What tells this host from others: JCOLL_HOST_ID, or the boot and the name."""
-    if config.host_id:
-        return config.host_id
+    """What tells this host from others: JCOLL_HOST_ID, or the boot, the name, and how processes are
+    numbered: containers of one machine that do not see each other's processes are hosts apart."""
+    return config.host_id or f"{_boot()}:{platform.node()}:{_pid_space()}"
+
+
+def _boot() -> str:
     try:
         with open("/proc/sys/kernel/random/boot_id") as f:
-            boot = f.read().strip()
+            return f.read().strip()
     except OSError:
-        boot = ""
-    return f"{boot}:{platform.node()}"
+        return ""
+
+
+def _pid_space() -> str:
+    """Processes that have the same one know each other by the same numbers."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
 
 
 def join() -> World:
@@ -79,31 +92,38 @@ def join() -> World:
     with _lock:
         if _failure:
             raise RuntimeError(_failure)
-        if _world is None:
-            try:
-                _world = _join()
-            except RuntimeError as e:
-                _failure = str(e)
-                raise
-            atexit.register(_leave)
-        return _world
+        if _world is not None:
+            return _world
+        try:
+            _world = _join()
+        except Exception as e:  # Whatever it is: a second introduction would find nobody.
+            _failure = str(e)
+            raise RuntimeError(_failure) from (None if isinstance(e, RuntimeError) else e)
+        atexit.register(_leave, os.getpid())
+        world = _world
+    if not world.same_tuning:  # Perhaps an exception: this call's alone.
+        problem = "the processes of this job have different tuning files; none of them is used."
+        fix = "Give all the same JCOLL_TUNING_FILE, or none."
+        warnings.warn(errors.text("world", problem, fix), RuntimeWarning, stacklevel=2)
+    return world
 
 
 def _join() -> World:
     me, count = jax.process_index(), jax.process_count()
-    pid, fd, nbytes = _native.prepare_world(config.shm_nbytes, config.peer_reads)
     client = _compat.distributed_client()
-    own = {"host": host_id(), "pid": pid, "fd": fd, "nbytes": nbytes}
-    own["tuning"] = own_digest()
+    own: dict[str, Any] = {"host": host_id(), "problem": ""}
+    try:
+        own["tuning"] = own_digest()
+        own["memory"] = _native.prepare_world(config.shm_nbytes, config.peer_reads)
+    except Exception as e:
+        own["problem"] = str(e)
     client.key_value_set(f"{KEY}/{me}", json.dumps(own))
     infos = [json.loads(_heard(client, "", i)) for i in range(count)]
+    if problem := next((info["problem"] for info in infos if info["problem"]), ""):
+        raise RuntimeError(problem)
     on_host = tuple(i for i in range(count) if infos[i]["host"] == own["host"])
     _share(client, me, {i: infos[i] for i in on_host})
     same_tuning = len({info["tuning"] for info in infos}) == 1
-    if not same_tuning:
-        problem = "the processes of this job have different tuning files; none of them is used."
-        fix = "Give all the same JCOLL_TUNING_FILE, or none."
-        warnings.warn(errors.text("world", problem, fix), RuntimeWarning, stacklevel=2)
     return World(tuple(i["host"] for i in infos), on_host, same_tuning)
 
 
@@ -112,10 +132,8 @@ def _share(client: Any, me: int, infos: Mapping[int, Mapping[str, Any]]) -> None
     waited for."""
     problem = ""
     try:
-        _native.join_world(
-            list(infos).index(me), [(v["pid"], v["fd"], v["nbytes"], i) for i, v in infos.items()]
-        )
-    except RuntimeError as e:
+        _native.join_world(list(infos).index(me), [(*v["memory"], i) for i, v in infos.items()])
+    except Exception as e:
         problem = str(e)
     client.key_value_set(f"{KEY}/shared/{me}", json.dumps(problem))
     problems = [problem, *(json.loads(_heard(client, "shared/", i)) for i in infos)]
@@ -147,9 +165,10 @@ def greet() -> None:
     """Says that this process is here, if jax.distributed is up. Starts no backend."""
     me = _compat.distributed_process()
     if me is not None:
-        own = {"host": host_id(), "pid": os.getpid(), "started": _start_of(os.getpid())}
+        pid = os.getpid()
+        own = {"host": host_id(), "space": _pid_space(), "pid": pid, "started": _start_of(pid)}
         _compat.distributed_client().key_value_set(f"{KEY}/here/{me}", json.dumps(own), True)
-        atexit.register(_leave_early, me)
+        atexit.register(_leave_early, me, pid)
 
 
 def _fate(client: Any, process: int) -> str:
@@ -157,7 +176,8 @@ def _fate(client: Any, process: int) -> str:
     if left := _said(client, f"left/{process}"):
         return f"has left ({json.loads(left)})"
     here = json.loads(_said(client, f"here/{process}") or "null")
-    if here and here["host"] == host_id() and _start_of(here["pid"]) != here["started"]:
+    is_near = here and (here["host"], here["space"]) == (host_id(), _pid_space())
+    if is_near and _start_of(here["pid"]) != here["started"]:
         return f"(pid {here['pid']}) has died"
     return ""
 
@@ -179,22 +199,47 @@ def _start_of(pid: int) -> str:
     return "" if fields[0] in "ZX" else fields[19]
 
 
+def _own_error() -> BaseException | None:
+    """The exception that ends this program."""
+    return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+
+
 def _reason() -> str:
-    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    error = _own_error()
     return f"{type(error).__name__}: {error}" if error else "its program has ended"
 
 
-def _leave_early(me: int) -> None:
+# Children of a fork run what was registered before it, too, when they end; the parent stays.
+
+
+def _leave_early(me: int, pid: int) -> None:
     """At exit without a World, in which the others would see it."""
+    if os.getpid() != pid:
+        return
     if _world is None and _compat.distributed_process() is not None:
         with contextlib.suppress(Exception):  # The store may have gone first.
             client = _compat.distributed_client()
             client.key_value_set(f"{KEY}/left/{me}", json.dumps(_reason()), True)
 
 
-def _leave() -> None:
-    """At exit, before JAX waits for the other processes: who waits for us hears why."""
+def _leave(pid: int) -> None:
+    """At exit, before JAX waits for the other processes: who waits for us hears why.
+
+    What has been dispatched is done first, unless the program has failed: the others count on it.
+    """
+    if os.getpid() != pid:
+        return
+    if not _own_error():
+        begin = time.monotonic()
+        while not _has_done_its_part(begin) and time.monotonic() < begin + config.timeout_s:
+            time.sleep(0.005)
     _native.leave_world(_reason())
+
+
+def _has_done_its_part(since: float) -> bool:
+    """As far as can be known: XLA does not tell what is in flight but by arrays that are kept."""
+    is_ready = all(a.is_deleted() or a.is_ready() for a in jax.live_arrays())
+    return is_ready and min(_native.world_quiet(), time.monotonic() - since) > _QUIET_S
 
 
 # Placement

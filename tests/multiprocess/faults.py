@@ -38,6 +38,12 @@ def chain(v: Any) -> Any:
     return lax.fori_loop(0, 100_000, lambda i, u: jcoll.psum(u, "x") * 0.25, v)
 
 
+def end_of(v: Any) -> Any:
+    """What is still in flight when a program that is right ends, which has the result."""
+    v = lax.fori_loop(0, 300, lambda i, u: jcoll.psum(u, "x") / rank.COUNT, v)
+    return jcoll.psum(v, "x")
+
+
 class OwnBug(Exception):
     pass
 
@@ -56,10 +62,13 @@ def go_wrong(how: str) -> None:
 
 def go_wrong_inside(how: str, fn: Callable, x: Any) -> None:
     """While the chain runs. The main thread does not wait for it, so that it can raise."""
+    if how == "quit":
+        rank.kept = fn(x)
+        go_wrong(how)
     y = fn(x)
     time.sleep(0.5)
     assert not y.is_ready()
-    if how in ("raise", "quit"):
+    if how == "raise":
         go_wrong(how)
     threading.Thread(target=go_wrong, args=(how,)).start()
     y.block_until_ready()
@@ -84,7 +93,8 @@ def main(how: str, when: str) -> None:
     is_victim = rank.ME == VICTIM
     if when == "before" and is_victim:
         go_wrong(how)
-    fn = rank.program(chain if when == "inside" else small, mesh)
+    inside = end_of if how == "quit" else chain
+    fn = rank.program(inside if when == "inside" else small, mesh)
     x = rank.put(mesh, np.ones((n, 1 << 20 if when == "inside" else 8), np.float32))
     if when == "start":
         fn = fn.lower(x).compile()
@@ -96,6 +106,8 @@ def main(how: str, when: str) -> None:
         if when == "inside":
             go_wrong_inside(how, fn, x)
         go_wrong(how)
+    if when == "inside" and how == "quit" and rank.ME == 2:
+        time.sleep(0.3)  # It finds process 1 gone, or nearly.
     text, seconds, at = rank.failing(fn, x)
     rank.report("failed", text=text, seconds=seconds, at=at)
     if when != "before":

@@ -20,6 +20,8 @@ if os.getppid() != _about["parent"]:  # It died before prctl.
 COUNT: int = _about["count"]
 ME = int(sys.argv[2])
 ARGS: list[str] = _about["args"]
+kept: Any = None
+"""What is to live until the process ends."""
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402

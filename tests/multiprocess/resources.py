@@ -127,7 +127,7 @@ def closed() -> None:
 
     if rank.ME == 1:
         prepare = _native.prepare_world
-        _native.prepare_world = lambda *settings: (os.getpid(), 9999, prepare(*settings)[2])
+        _native.prepare_world = lambda *settings: (os.getpid(), 9999, *prepare(*settings)[2:])
     mesh = rank.mesh_of()
     x = rank.put(mesh, np.ones((mesh.size, 8), np.float32))
     text, seconds, _ = rank.failing(rank.program(psum, mesh), x)

@@ -451,7 +451,13 @@ def test_ragged_under_vmap_stays_in_its_own_element() -> None:
 
 
 def test_environment() -> None:
-    for name, value in [("JCOLL_TIMEOUT", "nan"), ("JCOLL_TIMEOUT", "-1"), ("JCOLL_ISA", "sse9")]:
+    for name, value in [
+        ("JCOLL_TIMEOUT", "nan"),
+        ("JCOLL_TIMEOUT", "-1"),
+        ("JCOLL_ISA", "sse9"),
+        ("JCOLL_SHM_SIZE", "1" + 30 * "0"),
+        ("JCOLL_PEER_READS", "1" + 30 * "0"),
+    ]:
         with pytest.raises(ValueError, match=name):
             Config.from_environment({name: value})
     assert Config.from_environment({"JCOLL_NUM_THREADS": "9999"}).num_threads == MAX_THREADS
