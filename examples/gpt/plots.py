@@ -85,13 +85,14 @@ def _a_step(run, sites):
 
 def _plot_bars(axes, bars, ops):
     """bars: (name, operation, milliseconds, calls); a color for each of `ops`."""
-    names, of, times, calls = zip(*bars, strict=True)
-    rows = np.arange(len(bars))
-    drawn = axes.barh(rows, times, color=[f"C{ops.index(op)}" for op in of], height=0.7)
-    axes.bar_label(drawn, [f"{count:.0f} calls" for count in calls], padding=3, fontsize=8)
-    for op in dict.fromkeys(of):
-        axes.bar(0, 0, color=f"C{ops.index(op)}", label=op)
-    axes.set_yticks(rows, names, fontsize=8)
+    for op in dict.fromkeys(bar[1] for bar in bars):
+        of_op = [
+            (row, ms, calls) for row, (_, its_op, ms, calls) in enumerate(bars) if its_op == op
+        ]
+        rows, times, calls = zip(*of_op, strict=True)
+        drawn = axes.barh(rows, times, color=f"C{ops.index(op)}", height=0.7, label=op)
+        axes.bar_label(drawn, [f"{count:.0f} calls" for count in calls], padding=3, fontsize=8)
+    axes.set_yticks(range(len(bars)), [bar[0] for bar in bars], fontsize=8)
     axes.set_axisbelow(True)
     axes.invert_yaxis()
     axes.margins(x=0.15)
