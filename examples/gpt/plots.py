@@ -29,7 +29,8 @@ def plot_runs(path: str, runs: dict[str, dict], mesh_run: dict | None = None) ->
     top, *below = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
     _plot_history(top.subplots(1, len(widths), width_ratios=widths), runs, mesh_run)
     if counted:
-        _plot_collectives(*below[0].subplots(1, 2, width_ratios=(2, 3)), counted)
+        by_kind, by_place = below[0].subplots(1, 2, width_ratios=(2, 3))
+        _plot_collectives(by_kind, by_place, counted)
     figure.suptitle(_title(next(iter(runs.values()))), fontsize=10)
     figure.savefig(path, dpi=130)
     plt.close(figure)
