@@ -58,7 +58,7 @@ def parse(
             fail(parser, name, getattr(args, name), "at least 1")
     for name in ("seconds", "lr", "adam_eps", "capacity_factor"):
         if getattr(args, name) is not None and not 0 < getattr(args, name) < math.inf:
-            fail(parser, name, getattr(args, name), "above 0")
+            fail(parser, name, getattr(args, name), "above 0, and finite")
     if not args.clip >= 0:
         fail(parser, "clip", args.clip, "0 (no clipping) or the largest norm")
     if args.sample < 0:

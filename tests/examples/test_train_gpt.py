@@ -150,6 +150,7 @@ def refused(capsys, *flags):
         ("--steps 0", ["--steps 0", "at least 1"]),
         ("--lr -1", ["--lr -1", "above 0"]),
         ("--lr nan", ["--lr nan", "above 0"]),
+        ("--lr inf", ["--lr inf", "finite"]),
         ("--seconds 0", ["--seconds 0", "above 0"]),
         ("--bucket-bytes 0", ["--bucket-bytes 0", "at least 1"]),
         ("--num-processes 2", ["--num-processes", "--distributed"]),
