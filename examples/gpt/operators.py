@@ -11,7 +11,7 @@ The data axis needs none: it only has other sequences. What becomes of gradients
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +26,8 @@ TOKEN_AXES = ("data", "expert", "context")
 class Routed(NamedTuple):
     """What a layer's router did, beside the result: float32 scalars."""
 
-    balance: jax.Array  # The load balancing loss, of all tokens of the batch.
-    dropped: jax.Array  # The share of this device's (token, expert) pairs that found no room.
+    balance: Any  # The load balancing loss, of all tokens of the batch.
+    dropped: Any  # The share of this device's (token, expert) pairs that found no room.
 
 
 NOT_ROUTED = Routed(np.float32(0), np.float32(0))
