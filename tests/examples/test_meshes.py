@@ -34,9 +34,8 @@ TINY = "--layers 2 --width 16 --heads 4 --seq 16 --batch 8 --lr 0.1 --adam-eps 0
 EXPERTS = "--experts 4 --top-k 2"
 BF16 = "--dtype bf16 --lr 0.05"  # Rounded at 2^-9, runs drift apart faster.
 LOSS_TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
-GRADIENT_TOLERANCE = {"float32": 1e-5, "bfloat16": 5e-2}
+GRADIENT_TOLERANCE = {"float32": 1e-5, "bfloat16": 0.1}  # Of a leaf's largest; sums cancel.
 UNUSED = 251  # A byte that no text has.
-FAST_COMPILER = {"xla_cpu_use_fusion_emitters": False}
 
 FAST = [
     "--mesh data=2,tensor=2 --zero 2 --sequence-parallel --overlap",
@@ -106,7 +105,7 @@ def one_device(dtype, experts):
     args = parsed(f"--experts {experts} --dtype {dtype}")
     params = jax.device_get(jax.jit(state.initializer(args))())
     loss = functools.partial(mean_losses, args=args)
-    return params, jax.jit(jax.value_and_grad(loss, has_aux=True), compiler_options=FAST_COMPILER)
+    return params, jax.jit(jax.value_and_grad(loss, has_aux=True))
 
 
 def one_device_gradients(args):
@@ -142,7 +141,7 @@ def gradients_on_mesh(args, params, windows):
         out_specs=(zero.specs(layout.shards, axis), P()),
     )
     tokens = parallel.place(trainer, windows)
-    grads, facts = jax.jit(fn, compiler_options=FAST_COMPILER)(placed, tokens)
+    grads, facts = jax.jit(fn)(placed, tokens)
     return jax.tree.map(lambda g, part: whole(g, part.shape), grads, layout.shards), facts
 
 
@@ -216,7 +215,7 @@ def train_on_mesh(flags, steps=STEPS):
     trainer = parallel.make_trainer(args)
     (params, opt_state), first = parallel.first_state(trainer)
     tokens = parallel.place(trainer, batch(args, first))
-    step = trainer.step.lower(params, opt_state, tokens).compile(FAST_COMPILER)
+    step = trainer.step.lower(params, opt_state, tokens).compile()
     losses = []
     for index in range(first, first + steps):
         params, opt_state, facts = step(params, opt_state, tokens)
@@ -275,7 +274,7 @@ def planned_peak(flags):
         for layout in trainer.layouts.state
     )
     tokens = parallel.place(trainer, batch(args))
-    step = trainer.step.lower(params, opt_state, tokens).compile(FAST_COMPILER)
+    step = trainer.step.lower(params, opt_state, tokens).compile()
     return train_gpt.planned_peak(step)
 
 
