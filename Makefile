@@ -22,7 +22,7 @@ native_sources := $(shell find csrc cmake) CMakeLists.txt pyproject.toml
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: $(VENV)/.installed $(VENV)/.deps-examples ## Train the example model through jcoll, then its lax twin
+demo: $(VENV)/.installed $(VENV)/.deps-examples ## Train the example model through jcoll, through lax, and on a mesh
 	$(py) examples/demo.py
 
 test: $(VENV)/.deps-test $(VENV)/.deps-examples native-test ## Run the native tests, and the Python ones that are not marked slow

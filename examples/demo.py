@@ -10,8 +10,8 @@ Three legs, each train_gpt.py in a process of its own, from the same seed, on th
     mesh     the first of these steps, jcoll, on data x context x tensor: ZeRO-3 and ring attention
 
 Only the order of sums differs. Prints the losses side by side and what the collectives cost, and
-writes loss.png: the losses, and where in the program the mesh's collectives spend their time. Exit
-status 1: the losses disagree.
+writes loss.png: the losses, the time in collectives by kind, and for the mesh by place in the
+program. Exit status 1: the losses disagree.
 """
 
 import argparse

@@ -57,6 +57,7 @@ def serve(args) -> list:
 def report(args, engines) -> None:
     """Prints what was measured, and writes it if asked to."""
     import jax
+    from gpt import history
     from serve import report
 
     runs = {engine.collectives: report.measured(engine, args.batch) for engine in engines}
@@ -80,7 +81,7 @@ def report(args, engines) -> None:
             f"{engines[0].text().shape[1]}"
         )
     if args.json:
-        report.write_json(args.json, result)
+        history.write_json(args.json, result)
 
 
 if __name__ == "__main__":

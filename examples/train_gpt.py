@@ -10,6 +10,7 @@ The data is the source code of Python's standard library, so nothing is download
 
 import math
 import re
+import statistics
 import sys
 
 from gpt import flags, mesh_options, options
@@ -18,12 +19,13 @@ VALIDATION_BATCHES = 4
 PROMPT = b"def main("
 
 
-def main(argv=None) -> int:
-    """Reads the flags, starts jax as they say, trains, reports."""
-    parser, args = options.parse(argv)
+def main(argv=None, **program) -> int:
+    """Reads the flags, starts jax as they say, trains, reports. `program` as in options.parse."""
+    parser, args = options.parse(argv, **program)
     flags.start_cpu_devices(args.devices)
     import jax  # only now: it reads what the line above has set
 
+    options.check_processes(parser, args, args.distributed or jax.distributed.is_initialized())
     if args.distributed:
         jax.distributed.initialize(args.coordinator, args.num_processes, args.process_id)
     mesh_options.check_mesh(parser, args, jax.device_count())
@@ -47,10 +49,16 @@ def run(args, say) -> None:
         )
     trained, log, program = train(trainer, corpus, start, first, show=say is not None)
     device["all_reduces_in_step"] = count_all_reduces(program)
-    val_loss = validate(trainer, corpus, trained[0])
+    device["peak_bytes"] = planned_peak(program)
     if args.save:
         state.save(args.save, trained, first + len(log.rows), trainer.layouts)
+    val_loss = validate(trainer, corpus, trained[0])
     if say:
+        if args.experts:
+            dropped = statistics.fmean(row["dropped"] for row in log.rows)
+            say(f"{dropped:.2%} of the rows routed to experts were dropped")
+        if device["peak_bytes"]:
+            say(f"a step takes {device['peak_bytes'] / 1e6:.1f} MB of each device")
         say(f"loss {val_loss:.3f} nats per byte on {len(corpus.validation):,} bytes never seen")
         report(args, device, log, val_loss)
     if args.sample:
@@ -72,12 +80,16 @@ def train(trainer, corpus, start, first, show):
     tokens, (params, opt_state) = batch(first), start
     step = trainer.step.lower(params, opt_state, tokens).compile()
     meter = history.CollectiveMeter(args.collectives)
-    log = history.History(args.batch * args.seq)
-    with progress.ProgressLine(args.collectives, args.steps, args.seconds, show) as line:
-        for index in range(first, first + args.steps):
-            params, opt_state, loss = step(params, opt_state, tokens)
+    log = history.History(args.batch * args.seq, first)
+    steps = range(first, first + args.steps)
+    with progress.ProgressLine(args.collectives, steps, args.seconds, show) as line:
+        for index in steps:
+            params, opt_state, facts = step(params, opt_state, tokens)
             tokens = batch(index + 1)  # while the devices work
-            line.show(log.add(float(loss), meter.take()))
+            loss, dropped = float(facts.loss), float(facts.dropped)
+            line.show(log.add(loss, dropped, meter.take()))
+            if facts.finite is not None:
+                facts.finite.raise_if_not_finite()
             if args.seconds and log.seconds() > args.seconds:
                 break
     log.sites = meter.by_site()
@@ -118,6 +130,15 @@ def printable(text: bytes) -> str:
 def count_all_reduces(program) -> int:
     """XLA's own all-reduces in a compiled program, after XLA has combined what it could."""
     return len(re.findall(r" all-reduce(?:-start)?\(", program.as_text()))
+
+
+def planned_peak(program) -> int | None:
+    """The bytes of a device that a compiled step takes, as XLA plans it, if it tells."""
+    plan = program.memory_analysis()
+    if plan is None:
+        return None
+    state = plan.argument_size_in_bytes + plan.output_size_in_bytes - plan.alias_size_in_bytes
+    return state + plan.temp_size_in_bytes
 
 
 def report(args, device, log, val_loss) -> None:

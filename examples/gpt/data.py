@@ -8,7 +8,6 @@ import numpy as np
 # Not part of the library proper; some systems install them elsewhere or not at all.
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idlelib", "__pycache__"}
 HOLD_OUT_EVERY = 20
-ALL = slice(None)
 
 
 class Corpus:
@@ -25,20 +24,16 @@ class Corpus:
         self.train = joined(f for i, f in enumerate(self.files) if i % HOLD_OUT_EVERY)
         self.validation = joined(self.files[::HOLD_OUT_EVERY])
 
-    def batch(self, step: int, seed: int, num_rows: int, seq: int, rows=ALL) -> np.ndarray:
-        """Rows `rows` of the training batch of `step`: uint8 [rows, seq + 1].
-
-        All processes draw the same positions and cut out their own rows only, so the batch does
-        not depend on how many processes share it.
-        """
+    def batch(self, step: int, seed: int, num_rows: int, seq: int) -> np.ndarray:
+        """The training batch of `step`, the same in all processes: uint8 [num_rows, seq + 1]."""
         rng = np.random.default_rng((seed, step))
-        return windows(self.train, rng.integers(0, self.train.size - seq, num_rows)[rows], seq)
+        return windows(self.train, rng.integers(0, self.train.size - seq, num_rows), seq)
 
-    def validation_batch(self, index: int, num_rows: int, seq: int, rows=ALL) -> np.ndarray:
+    def validation_batch(self, index: int, num_rows: int, seq: int) -> np.ndarray:
         """The same rows in every run: evenly spaced through the held-out bytes."""
         space = self.validation.size - seq
         starts = (np.arange(num_rows) + index * num_rows) * 7919 * seq % space
-        return windows(self.validation, starts[rows], seq)
+        return windows(self.validation, starts, seq)
 
 
 def source_files(root: Path) -> list[Path]:

@@ -55,6 +55,9 @@ class History:
     """The steps so far."""
 
     tokens_per_step: int
+    first: int = 0
+    """The steps that were taken before, by the run that this one goes on with."""
+
     rows: list[dict] = dataclasses.field(default_factory=list)
     sites: list[dict] = dataclasses.field(default_factory=list)  # CollectiveMeter.by_site
     _started: float = dataclasses.field(default_factory=time.perf_counter)
@@ -64,14 +67,15 @@ class History:
         """Since training started; compiling came before."""
         return time.perf_counter() - self._started
 
-    def add(self, loss: float, collectives: dict | None) -> dict:
-        """Records a step that has just ended."""
+    def add(self, loss: float, dropped: float, collectives: dict | None) -> dict:
+        """Records a step that has just ended; its number counts from 0."""
         wall_s = self.seconds()
         step_s = wall_s - (self.rows[-1]["wall_s"] if self.rows else 0.0)
         cpu_s = time.process_time()
         row = {
-            "step": len(self.rows),
+            "step": self.first + len(self.rows),
             "loss": loss,
+            "dropped": dropped,
             "wall_s": wall_s,
             "step_s": step_s,
             "step_cpu_s": cpu_s - self._cpu_s,

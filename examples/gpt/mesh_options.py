@@ -13,6 +13,7 @@ AXES = ("data", "expert", "context", "tensor")
 
 ATTENTIONS = ("full", "ring", "ulysses", "gathered")
 VOCABULARY = 256
+CAPACITY_FACTOR = 2.0
 SHORT = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 
 
@@ -22,7 +23,8 @@ def add_flags(group) -> None:
         "--mesh",
         type=mesh_axes,
         metavar="AXIS=N,..",
-        help="axes data, tensor, expert, context [data=all devices]",
+        help="axes data, tensor, expert, context [data=all devices; with --experts, expert=as many "
+        "as divide them]",
     )
     group.add_argument(
         "--zero", type=int, choices=range(4), default=0, help="ZeRO's stage over data [%(default)s]"
@@ -41,6 +43,23 @@ def add_flags(group) -> None:
     )
     group.add_argument(
         "--accumulate", type=int, default=1, metavar="N", help="microbatches [%(default)s]"
+    )
+    group.add_argument(
+        "--remat",
+        action="store_true",
+        help="keep nothing of a layer for the backward pass but its input, and compute it again",
+    )
+    group.add_argument(
+        "--expert-mode",
+        choices=("dropless", "capacity"),
+        default="dropless",
+        help="whether experts take all rows, or as many as they have room for [%(default)s]",
+    )
+    group.add_argument(
+        "--capacity-factor",
+        type=float,
+        metavar="X",
+        help=f"that room / an equal share of the rows [{CAPACITY_FACTOR:g}]",
     )
     group.add_argument(
         "--wire-dtype",
@@ -91,6 +110,15 @@ def check_flags(parser, args) -> None:
             f"--experts {args.experts} with --top-k {args.top_k}: a byte goes to top-k different "
             f"experts. Use 0 experts (a dense model), or at least {args.top_k}."
         )
+    if args.expert_mode == "capacity" and not args.experts:
+        parser.error("--expert-mode capacity needs experts. Add --experts N, or drop it.")
+    if args.expert_mode == "dropless" and args.capacity_factor is not None:
+        parser.error(
+            f"--capacity-factor {args.capacity_factor:g} without --expert-mode capacity: experts "
+            "take all rows. Add it, or drop the factor."
+        )
+    if args.expert_mode == "capacity" and args.capacity_factor is None:
+        args.capacity_factor = CAPACITY_FACTOR
     if args.experts and 4 * args.width % args.top_k:
         parser.error(
             f"--top-k {args.top_k} does not divide 4 * --width {args.width}, the inner width that "
@@ -113,7 +141,7 @@ def check_mesh(parser, args, num_devices: int) -> None:
 
     Axes of one device are dropped, but for data, and expert where there are experts.
     """
-    mesh = args.mesh or {"data": num_devices}
+    mesh = args.mesh or _default_mesh(args, num_devices)
     if math.prod(mesh.values()) != num_devices:
         parser.error(
             f"--mesh {mesh_text(mesh)} has {math.prod(mesh.values())} devices, and there are "
@@ -131,6 +159,11 @@ def check_mesh(parser, args, num_devices: int) -> None:
             f"--collectives lax with --mesh {mesh_text(args.mesh)}{_jcoll_only(args)}: jax.lax "
             "stands for plain data parallelism here. Use --mesh data=N alone, or jcoll."
         )
+
+
+def _default_mesh(args, num_devices) -> dict[str, int]:
+    ranks = math.gcd(args.experts, num_devices) if args.experts else 1
+    return {"data": num_devices // ranks, "expert": ranks}
 
 
 def _jcoll_only(args) -> str:

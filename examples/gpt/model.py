@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from gpt.operators import ONE_DEVICE, Operators
+from gpt.operators import NOT_ROUTED, ONE_DEVICE, Operators, Routed
 
 VOCABULARY = 256
 BALANCE = 1e-2  # What the load balancing loss counts in the loss.
@@ -91,37 +91,37 @@ def init(key: jax.Array, shape: Shape) -> dict:
 
 
 def losses(params, tokens, shape: Shape, operators: Operators = ONE_DEVICE, wrap=lambda f: f):
-    """(mean cross entropy in nats per byte, sum of the layers' load balancing losses).
+    """(mean cross entropy in nats per byte, Routed: losses summed over the layers, shares' mean).
 
     tokens: (inputs, targets), each [B, T]. `wrap` is as in `logits_of`.
     """
     inputs, targets = (part.astype(jnp.int32) for part in tokens)
-    logits, balance = logits_of(params, inputs, shape, operators, wrap)
-    return jnp.mean(operators.cross_entropy(logits, targets)), balance
+    logits, routed = logits_of(params, inputs, shape, operators, wrap)
+    routed = Routed(jnp.sum(routed.balance), jnp.mean(routed.dropped))
+    return jnp.mean(operators.cross_entropy(logits, targets)), routed
 
 
 def logits_of(params, tokens, shape: Shape, operators: Operators = ONE_DEVICE, wrap=lambda f: f):
-    """[B, T] bytes -> ([B, T, 256] logits of the byte after each, load balancing losses).
+    """[B, T] bytes -> ([B, T, 256] logits of the byte after each, Routed of [layers] each).
 
-    wrap(block) is called for each layer instead of block(layer, x) -> (x, balance), in a scan.
+    wrap(block) is called for each layer instead of block(layer, x) -> (x, Routed), in a scan.
     """
     block = wrap(functools.partial(apply_block, shape=shape, operators=operators))
     x = operators.embed(tokens, params["embedding"])
     x = x + params["position"][operators.positions(tokens.shape[-1])]
-    x, balances = jax.lax.scan(lambda x, layer: block(layer, x), x, params["layers"])
-    logits = operators.columns(norm(x, params["final_norm"]), params["head"])
-    return logits, jnp.sum(balances)
+    x, routed = jax.lax.scan(lambda x, layer: block(layer, x), x, params["layers"])
+    return operators.columns(norm(x, params["final_norm"]), params["head"]), routed
 
 
 def apply_block(layer: dict, x: jax.Array, shape: Shape, operators: Operators) -> tuple:
-    """One layer: (x, its load balancing loss)."""
+    """One layer: (x, Routed)."""
     x = x + attention(layer, norm(x, layer["attention_norm"]), shape.heads, operators)
     normed = norm(x, layer["mlp_norm"])
     if not shape.experts:
-        return x + mlp(layer, normed, operators), jnp.float32(0)
+        return x + mlp(layer, normed, operators), NOT_ROUTED
     weights = (layer[name] for name in ("router", "expert_in", "expert_out"))
-    y, balance = operators.experts(normed, *weights, shape.top_k)
-    return x + y, balance
+    y, routed = operators.experts(normed, *weights, shape.top_k)
+    return x + y, routed
 
 
 def attention(layer: dict, x: jax.Array, heads: int, operators=ONE_DEVICE) -> jax.Array:
@@ -140,7 +140,8 @@ def mlp(layer: dict, x: jax.Array, operators: Operators) -> jax.Array:
 
 def norm(x: jax.Array, gain: jax.Array) -> jax.Array:
     """RMS norm over the width; the mean square is taken in float32."""
-    mean_square = jnp.mean(jnp.square(x.astype(jnp.float32)), axis=-1, keepdims=True)
+    wide = x.astype(jnp.float32)
+    mean_square = jnp.einsum("...c,...c->...", wide, wide)[..., None] / x.shape[-1]
     return x * jax.lax.rsqrt(mean_square + 1e-6).astype(x.dtype) * gain
 
 

@@ -6,20 +6,31 @@
     context    tokens of a sequence                 attend, positions
     expert     experts; each rank its own tokens    experts
 
-The data axis needs none: it only has other sequences. What becomes of gradients is in parallel.py.
+The data axis needs none: it only has other sequences. What becomes of gradients is in ranks.py.
 """
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jcoll import layers
 
 TOKEN_AXES = ("data", "expert", "context")
 """The mesh axes along which devices have other tokens."""
+
+
+class Routed(NamedTuple):
+    """What a layer's router did, beside the result: float32 scalars."""
+
+    balance: Any  # The load balancing loss, of all tokens of the batch.
+    dropped: Any  # The share of this device's (token, expert) pairs that found no room.
+
+
+NOT_ROUTED = Routed(np.float32(0), np.float32(0))
 
 
 class Operators(NamedTuple):
@@ -30,7 +41,7 @@ class Operators(NamedTuple):
     columns: Callable  # x [B, T, C], w [C, M], b [M] or None -> [B, T, M]
     attend: Callable  # q, k, v [B, T, H, D] -> [B, T, H, D], causal
     rows: Callable  # x [B, T, M], w [M, C] -> [B, T, C]
-    experts: Callable  # x [B, T, C], router, expert_in, expert_out, k -> ([B, T, C], balance)
+    experts: Callable  # x [B, T, C], router, expert_in, expert_out, k -> ([B, T, C], Routed)
     cross_entropy: Callable  # logits [B, T, 256], targets [B, T] -> float32 [B, T]
 
 
@@ -55,7 +66,7 @@ def experts(x, router, expert_in, expert_out, top_k):
     chosen = jax.nn.one_hot(routing.experts, router.shape[1]) * routing.weights[..., None]
     inner = jax.nn.gelu(jnp.einsum("tc,ech->teh", tokens, expert_in))
     y = jnp.einsum("teh,ehc,te->tc", inner, expert_out, chosen.sum(1).astype(x.dtype))
-    return y.reshape(x.shape), routing.load_balancing_loss
+    return y.reshape(x.shape), Routed(routing.load_balancing_loss, jnp.float32(0))
 
 
 def cross_entropy(logits, targets):
@@ -124,6 +135,8 @@ def expert_parallel(operators: Operators, args) -> Operators:
     Tensor ranks have all of each expert. With --sequence-parallel each of them routes its own part
     of the tokens; without, all do the same.
     """
+    capacity = args.expert_mode == "capacity"
+    room = {"capacity_factor": args.capacity_factor} if capacity else {}
 
     def experts(x, router, expert_in, expert_out, top_k):
         y, aux = layers.moe_layer(
@@ -133,9 +146,12 @@ def expert_parallel(operators: Operators, args) -> Operators:
             axis_name="expert",
             num_experts=args.experts,
             top_k=top_k,
+            mode=args.expert_mode,
+            **room,
             balance_axes=token_axes(args),
         )
-        return y, aux.load_balancing_loss
+        pairs = top_k * x.size // x.shape[-1]
+        return y, Routed(aux.load_balancing_loss, aux.dropped / jnp.float32(pairs))
 
     return operators._replace(experts=experts)
 

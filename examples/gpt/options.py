@@ -4,7 +4,9 @@ What the mesh must divide is checked in mesh_options.py.
 """
 
 import argparse
+import math
 import sys
+from pathlib import Path
 
 from gpt import mesh_options
 from gpt.flags import fail, round_up
@@ -22,10 +24,10 @@ examples:
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser(prog: str) -> argparse.ArgumentParser:
     """All flags, in groups; the defaults suit 8 virtual CPU devices on 2 cores."""
     parser = argparse.ArgumentParser(
-        prog="train_gpt.py",
+        prog=prog,
         description="Train a small byte-level GPT on Python's standard library, in parallel.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -38,9 +40,15 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def parse(argv=None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
-    """The checked options, and the parser, for errors that only the device count brings out."""
-    parser = build_parser()
+def parse(
+    argv=None, prog: str = "train_gpt.py", **defaults
+) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
+    """The checked options, and the parser, for errors that only devices and processes bring out.
+
+    `defaults` are those of flags of which the program `prog` has others.
+    """
+    parser = build_parser(prog)
+    parser.set_defaults(**defaults)
     args = parser.parse_args(argv)
     if args.steps is None:
         args.steps = sys.maxsize if args.seconds else DEFAULT_STEPS
@@ -48,9 +56,9 @@ def parse(argv=None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     for name in (*sizes, "bucket_bytes"):
         if getattr(args, name) < 1:
             fail(parser, name, getattr(args, name), "at least 1")
-    for name in ("seconds", "lr", "adam_eps"):
-        if getattr(args, name) is not None and not getattr(args, name) > 0:
-            fail(parser, name, getattr(args, name), "above 0")
+    for name in ("seconds", "lr", "adam_eps", "capacity_factor"):
+        if getattr(args, name) is not None and not 0 < getattr(args, name) < math.inf:
+            fail(parser, name, getattr(args, name), "above 0, and finite")
     if not args.clip >= 0:
         fail(parser, "clip", args.clip, "0 (no clipping) or the largest norm")
     if args.sample < 0:
@@ -63,14 +71,29 @@ def parse(argv=None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
         )
     mesh_options.check_flags(parser, args)
     _check_distributed(parser, args)
+    _check_save(parser, args)
     return parser, args
+
+
+def check_processes(parser, args, several: bool) -> None:
+    """Ends the program if the flags are not for several processes, and there are."""
+    if several and args.seconds is not None:
+        parser.error(
+            f"--seconds {args.seconds:g} with several processes: every process would stop at a "
+            "step of its own, and the rest would wait for it. Use --steps."
+        )
 
 
 def _add_run_flags(group):
     group.add_argument(
-        "--steps", type=int, metavar="N", help=f"[{DEFAULT_STEPS}, or no limit with --seconds]"
+        "--steps",
+        type=int,
+        metavar="N",
+        help=f"after those of --resume [{DEFAULT_STEPS}, or no limit with --seconds]",
     )
-    group.add_argument("--seconds", type=float, metavar="S", help="stop after S seconds")
+    group.add_argument(
+        "--seconds", type=float, metavar="S", help="stop after S seconds; one process"
+    )
     group.add_argument("--batch", type=int, default=16, metavar="N", help="sequences [%(default)s]")
     group.add_argument("--seq", type=int, default=128, metavar="N", help="bytes each [%(default)s]")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="[%(default)s]")
@@ -111,6 +134,11 @@ def _add_report_flags(group):
     group.add_argument(
         "--resume", metavar="DIR", help="go on from one, on this mesh and with this --zero"
     )
+    group.add_argument(
+        "--check-finite",
+        action="store_true",
+        help="stop if a gradient is NaN or Inf, and say which, and on which device",
+    )
     group.add_argument("--json", metavar="FILE", help="write the history of the run")
     group.add_argument("--plot", metavar="FILE", help="write a picture of the loss")
     group.add_argument("--sample", type=int, default=0, metavar="N", help="write N bytes of text")
@@ -123,8 +151,12 @@ def _check_distributed(parser, args):
             "--coordinator, --num-processes and --process-id describe a run of several processes, "
             "which needs --distributed as well. Add it, or drop them."
         )
-    if args.distributed and args.seconds is not None:
+
+
+def _check_save(parser, args):
+    """Before anything is trained that could then not be saved."""
+    if args.save and Path(args.save).exists():
         parser.error(
-            f"--seconds {args.seconds:g} with --distributed: every process would stop at a step of "
-            "its own, and the rest would wait for it. Use --steps."
+            f"--save {args.save} is there already, and no checkpoint is written over. "
+            "Name a folder that is not, or remove it."
         )

@@ -11,7 +11,6 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from gpt import operators, ranks, state
-from gpt.ranks import cast as cast
 from jcoll import layers
 
 WARMUP_STEPS = 50
@@ -24,7 +23,7 @@ class Trainer(NamedTuple):
     mesh: jax.sharding.Mesh
     layouts: state.Layouts
     optimizer: optax.GradientTransformation
-    step: jax.stages.Wrapped  # (params, opt_state, tokens) -> (params, opt_state, loss)
+    step: jax.stages.Wrapped  # (params, opt_state, tokens) -> (params, opt_state, Facts)
     evaluate: jax.stages.Wrapped  # (params, tokens) -> loss
 
 
@@ -85,9 +84,3 @@ def place(trainer: Trainer, windows: np.ndarray) -> tuple[jax.Array, jax.Array]:
         return jax.make_array_from_callback(tokens.shape, sharding, lambda index: tokens[index])
 
     return put(windows[:, :-1]), put(windows[:, 1:])
-
-
-def process_rows(num_rows: int) -> slice:
-    """The part of a global batch that this process loads, if each loads as much."""
-    count = num_rows // jax.process_count()
-    return slice(count * jax.process_index(), count * (jax.process_index() + 1))

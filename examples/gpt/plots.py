@@ -18,23 +18,19 @@ MOST_SITES = 14
 def plot_runs(path: str, runs: dict[str, dict], mesh_run: dict | None = None) -> None:
     """One run: its loss, and the time of a step. Two (label -> report): also their difference.
 
-    Below: where the time in collectives went, in `mesh_run` if given, whose loss is drawn as well.
+    Below: the time in collectives by kind in all runs that jcoll counted, `mesh_run` among them,
+    whose loss is drawn as well; and by place in the program, in the last of these.
     """
-    sited = mesh_run or next(iter(runs.values()))
-    sites = sited["sites"][:MOST_SITES]
+    counted = [run for run in (*runs.values(), mesh_run) if run and run["sites"]]
+    bars = max((min(len(run["sites"]), MOST_SITES) for run in counted), default=0)
     widths = (5, 3, 3) if len(runs) == 2 else (5, 3)
-    heights = (4.2, 0.7 + 0.25 * len(sites)) if sites else (4.2,)
+    heights = (4.2, 1.2 + 0.25 * bars) if counted else (4.2,)
     figure = plt.figure(figsize=(4.6 * len(widths), sum(heights)), layout="constrained")
-    grid = figure.add_gridspec(
-        len(heights), len(widths), width_ratios=widths, height_ratios=heights
-    )
-    panels = [figure.add_subplot(grid[0, i]) for i in range(len(widths))]
-    _plot_history(panels, runs, mesh_run)
-    if sites:
-        axes = figure.add_subplot(grid[1, :])
-        _plot_sites(axes, sites, len(sited["history"]))
-        title = f"Time in collectives by place in the program, jcoll, {_mesh(sited)}"
-        _dress(axes, title, "milliseconds a step", "")
+    top, *below = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
+    _plot_history(top.subplots(1, len(widths), width_ratios=widths), runs, mesh_run)
+    if counted:
+        by_kind, by_place = below[0].subplots(1, 2, width_ratios=(2, 3))
+        _plot_collectives(by_kind, by_place, counted)
     figure.suptitle(_title(next(iter(runs.values()))), fontsize=10)
     figure.savefig(path, dpi=130)
     plt.close(figure)
@@ -45,9 +41,8 @@ def _plot_history(panels, runs, mesh_run):
         _plot_loss(panels[0], label, run, style)
         _plot_times(panels[-1], label, run, style)
     if mesh_run:
-        steps = np.arange(1, len(mesh_run["history"]) + 1)
         label = f"jcoll, {_mesh(mesh_run)}"
-        panels[0].plot(steps, _losses(mesh_run), color="#2a9d5c", lw=0.9, label=label)
+        panels[0].plot(_steps(mesh_run), _losses(mesh_run), color="#2a9d5c", lw=0.9, label=label)
     _dress(panels[0], "Training loss", "step", "nats per byte")
     _dress(panels[-1], "Time of a step", "milliseconds", "share of steps that took no longer")
     if len(runs) == 2:
@@ -56,23 +51,61 @@ def _plot_history(panels, runs, mesh_run):
         _dress(panels[1], "Difference: rounding, amplified", x, "nats per byte")
 
 
-def _plot_sites(axes, sites, num_steps):
-    """A bar for each, colored by operation, the longest on top."""
-    ops = sorted({site["op"] for site in sites})
-    names = [f"{site['op']}  {Path(site['site']).name}" for site in sites]
-    times = [1e3 * site["exec_s"] / num_steps for site in sites]
-    colors = [f"C{ops.index(site['op'])}" for site in sites]
-    bars = axes.barh(np.arange(len(sites)), times, color=colors, height=0.7)
-    calls = [f"{site['calls'] / num_steps:.0f} calls" for site in sites]
-    axes.bar_label(bars, calls, padding=3, fontsize=8)
-    axes.set_yticks(np.arange(len(sites)), names, fontsize=8)
+def _plot_collectives(by_kind, by_place, runs):
+    """Milliseconds a step: of each kind and run; and in the last run of each call."""
+    ops = sorted({site["op"] for run in runs for site in run["sites"]})
+    bars = [
+        (f"{op}  {_mesh(run)}", op, *sums[op])
+        for run in runs
+        for sums in [_by_op(run)]
+        for op in sums
+    ]
+    _plot_bars(by_kind, bars, ops)
+    _dress(by_kind, "Time in collectives by kind, jcoll", "milliseconds a step", "")
+    run = runs[-1]
+    sites = [(Path(site["site"]).name, site["op"], *_a_step(run, [site])) for site in run["sites"]]
+    _plot_bars(by_place, sites[:MOST_SITES], ops)
+    title = f"The same by place in the program, {_mesh(run)}"
+    if sites[MOST_SITES:]:
+        rest_ms = sum(ms for _, _, ms, _ in sites[MOST_SITES:])
+        title += f"\n(not shown: {len(sites) - MOST_SITES} more, {rest_ms:.1f} ms a step together)"
+    _dress(by_place, title, "milliseconds a step", "")
+
+
+def _by_op(run):
+    """operation -> (milliseconds, calls) a step, the longest first."""
+    ops = {site["op"] for site in run["sites"]}
+    sums = {op: _a_step(run, [s for s in run["sites"] if s["op"] == op]) for op in ops}
+    return dict(sorted(sums.items(), key=lambda item: -item[1][0]))
+
+
+def _a_step(run, sites):
+    steps = len(run["history"])
+    return 1e3 * sum(s["exec_s"] for s in sites) / steps, sum(s["calls"] for s in sites) / steps
+
+
+def _plot_bars(axes, bars, ops):
+    """bars: (name, operation, milliseconds, calls); a color for each of `ops`."""
+    for op in dict.fromkeys(bar[1] for bar in bars):
+        of_op = [
+            (row, ms, calls) for row, (_, its_op, ms, calls) in enumerate(bars) if its_op == op
+        ]
+        rows, times, calls = zip(*of_op, strict=True)
+        drawn = axes.barh(rows, times, color=f"C{ops.index(op)}", height=0.7, label=op)
+        axes.bar_label(drawn, [f"{count:.0f} calls" for count in calls], padding=3, fontsize=8)
+    axes.set_yticks(range(len(bars)), [bar[0] for bar in bars], fontsize=8)
     axes.set_axisbelow(True)
     axes.invert_yaxis()
-    axes.margins(x=0.1)
+    axes.margins(x=0.15)
 
 
 def _mesh(run):
     return ",".join(f"{axis}={size}" for axis, size in run["options"]["mesh"].items())
+
+
+def _steps(run):
+    """Counted from 1."""
+    return np.array([row["step"] for row in run["history"]]) + 1
 
 
 def _losses(run):
@@ -81,8 +114,7 @@ def _losses(run):
 
 def _plot_loss(axes, label, run, style):
     """The running mean, before the faint losses of single batches."""
-    losses = _losses(run)
-    steps = np.arange(1, len(losses) + 1)
+    losses, steps = _losses(run), _steps(run)
     axes.plot(steps, losses, color=style["color"], lw=0.6, alpha=0.3)
     width = max(1, len(losses) // 40)
     mean = np.convolve(losses, np.ones(width) / width, mode="valid")
@@ -93,7 +125,7 @@ def _plot_loss(axes, label, run, style):
 def _plot_difference(axes, ours, theirs):
     length = min(len(ours["history"]), len(theirs["history"]))
     difference = np.abs(_losses(ours)[:length] - _losses(theirs)[:length])
-    steps = np.arange(1, length + 1)
+    steps = _steps(ours)[:length]
     shown = np.maximum(difference, SMALLEST_DIFFERENCE)
     axes.semilogy(steps, shown, ".", ms=3, color="#555555")
 

@@ -11,8 +11,8 @@ PLAIN_LINE_EVERY_S = 5.0
 class ProgressLine:
     """Shows each step, if `show`: only one of several processes should."""
 
-    def __init__(self, label: str, num_steps: int, seconds: float | None, show: bool):
-        self._num_steps, self._seconds, self._show = num_steps, seconds, show
+    def __init__(self, label: str, steps: range, seconds: float | None, show: bool):
+        self._steps, self._seconds, self._show = steps, seconds, show
         self._console = Console()
         self._live = self._console.is_terminal and show
         self._last_line_at = float("-inf")
@@ -26,7 +26,7 @@ class ProgressLine:
             disable=not self._live,
             expand=True,
         )
-        self._task = self._bar.add_task(label, total=seconds or num_steps, facts="")
+        self._task = self._bar.add_task(label, total=seconds or len(steps), facts="")
 
     def __enter__(self):
         self._bar.start()
@@ -38,11 +38,11 @@ class ProgressLine:
     def show(self, row: dict) -> None:
         """One step of History."""
         text = facts(row)
-        done = row["wall_s"] if self._seconds else row["step"] + 1
+        done = row["wall_s"] if self._seconds else row["step"] + 1 - self._steps.start
         self._bar.update(self._task, completed=done, facts=text)
         if self._live or not self._show:
             return
-        last = row["step"] + 1 == self._num_steps
+        last = row["step"] + 1 == self._steps.stop
         if last or time.monotonic() - self._last_line_at >= PLAIN_LINE_EVERY_S:
             self._last_line_at = time.monotonic()
             print(f"{self._label}  {text}", flush=True)

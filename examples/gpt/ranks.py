@@ -9,7 +9,8 @@ which a parameter is the same while tokens differ. Over `data` this is a matter 
     2        parameters                 reduce_scatter in the backward pass, layer by layer
     3        nothing                    the same; parameters gathered layer by layer, twice
 
-What is left, over the other axes, is summed after that, for 1 to 3 in the shards.
+What is left, over the other axes, is summed after that, for 1 to 3 in the shards. --remat computes
+a layer again in the backward pass; with --zero 3 parameters are then gathered for that.
 """
 
 import functools
@@ -20,10 +21,18 @@ import jax
 import optax
 
 import jcoll
-from gpt import model, operators
+from gpt import finite, model, operators
 from gpt.state import AXIS, Layouts, shape_of
 from jcoll import layers
 from jcoll.layers import zero
+
+
+class Facts(NamedTuple):
+    """What a step tells, on all devices alike."""
+
+    loss: jax.Array  # The mean cross entropy.
+    dropped: Any  # The share of the rows routed to experts that found no room there.
+    finite: layers.FiniteReport | None  # With --check-finite.
 
 
 class Rank(NamedTuple):
@@ -38,33 +47,53 @@ class Replicated(Rank):
     """--zero 0, and what the other stages have in common with it."""
 
     def train(self, params, opt_state, tokens):
-        """A step: (params, opt_state, loss)."""
-        variables = self.variables(params)
+        """A step: (params, opt_state, Facts)."""
+        grads, facts = self.gradients(params, tokens)
+        return *self.updated(grads, opt_state, params), facts
+
+    def gradients(self, params, tokens):
+        """(gradients of the loss of all, split as layouts.shards says, Facts)."""
 
         def loss(variables, tokens):
+            variables, alarms = variables
             values = self.computable(variables, params)
-            cross_entropy, balance = self.losses(values, tokens, self.layer_in_training)
-            return (cross_entropy + model.BALANCE * balance) / self.num_shares, cross_entropy
+            cross_entropy, routed = self.losses(values, tokens, self.layer_in_training, alarms)
+            share = (cross_entropy + model.BALANCE * routed.balance) / self.num_shares
+            return share, (cross_entropy, routed.dropped)
 
         differentiate = jax.value_and_grad(loss, has_aux=True)
+        variables = self.variables(params), self.alarms()
         if self.args.accumulate > 1:
             count = self.args.accumulate
             results = layers.accumulate_gradients(differentiate, variables, tokens, count)
         else:
             results = differentiate(variables, tokens)
-        (_, cross_entropy), grads = results
-        grads = cast(self.reduced(grads), "float32")
-        return *self.updated(grads, opt_state, params), self.mean(cross_entropy)
+        (_, (cross_entropy, dropped)), (grads, alarms) = results
+        facts = Facts(
+            self.mean(cross_entropy, operators.loss_axes(self.args)),
+            self.mean(dropped, operators.token_axes(self.args)) if self.args.experts else dropped,
+            layers.check_finite(alarms, tuple(self.args.mesh)) if alarms else None,
+        )
+        return cast(self.reduced(grads), "float32"), facts
 
     def evaluate(self, params, tokens):
         """The mean cross entropy of all."""
         values = self.for_inference(params)
-        return self.mean(self.losses(values, tokens, self.layer_in_inference)[0])
+        cross_entropy, _ = self.losses(values, tokens, self.layer_in_inference)
+        return self.mean(cross_entropy, operators.loss_axes(self.args))
 
-    def losses(self, values, tokens, wrap: Callable):
+    def losses(self, values, tokens, wrap: Callable, alarms=None):
         """Of this device's tokens."""
         parts = operators.on_mesh(self.args)
+        if alarms:
+            values, wrap = finite.arm(values, alarms, wrap)
         return model.losses(values, tokens, shape_of(self.args), parts, wrap)
+
+    def alarms(self):
+        """What --check-finite differentiates by as well; None without."""
+        if not self.args.check_finite:
+            return None
+        return finite.alarms(self.layouts.params, self.args.layers, tuple(self.args.mesh))
 
     # The stages differ in the functions from here to `updated`.
 
@@ -86,12 +115,22 @@ class Replicated(Rank):
     def layer_in_training(self, block):
         """block(layer, x) with `layer` as `computable` has it."""
         if not self.marks_layers:
-            return block
+            return self.recomputed(block) if self.args.remat else block
 
         def marked(layer, x):
             return block(self.mark(layer, self.layouts.params["layers"]), x)
 
-        return jax.checkpoint(marked, policy=zero.keep_arithmetic, prevent_cse=False)
+        return self.recomputed(marked)
+
+    def recomputed(self, layer):
+        """`layer`, whose backward pass finds what `kept` says, in the body of a scan."""
+        return jax.checkpoint(layer, policy=self.kept, prevent_cse=False)
+
+    @property
+    def kept(self):
+        """A policy of jax.checkpoint."""
+        nothing = jax.checkpoint_policies.nothing_saveable
+        return nothing if self.args.remat else zero.keep_arithmetic
 
     def for_inference(self, params):
         """What to compute with if no gradients are taken."""
@@ -131,9 +170,8 @@ class Replicated(Rank):
             return jax.lax.psum(grads, axes)
         return jcoll.sync_gradients(grads, axes, **self.gradient_options)
 
-    def mean(self, value):
-        """Of all devices' tokens."""
-        axes = operators.loss_axes(self.args)
+    def mean(self, value, axes):
+        """Of all devices' values."""
         if self.args.collectives == "lax":
             return jax.lax.pmean(value, axes)
         return jcoll.all_reduce(value, axes, op="mean")
@@ -207,7 +245,7 @@ class ShardedGradients(Sharded):
             values, shards = layer
             return block(self.redirect(values, shards, layout), x)
 
-        return redirected
+        return self.recomputed(redirected) if self.args.remat else redirected
 
     def redirect(self, values, shards, layout):
         """`values`, whose gradients are scattered to those of `shards`."""
@@ -236,7 +274,9 @@ class ShardedParameters(ShardedGradients):
 
     def layer_in_training(self, block):
         layout = self.layouts.shards["layers"]
-        return zero.regathered(block, layout, prevent_cse=False, **self.gather_options)
+        return zero.regathered(
+            block, layout, policy=self.kept, prevent_cse=False, **self.gather_options
+        )
 
     layer_in_inference = layer_in_training
 

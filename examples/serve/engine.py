@@ -5,6 +5,7 @@ import time
 
 import jax
 import numpy as np
+from gpt.history import COUNTERS
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -13,8 +14,6 @@ from serve import model
 
 ALGORITHM = {"jcoll": "auto", "lax": "xla"}
 """The two differ in this alone, which all collectives of the model are given."""
-
-COUNTERS = ("calls", "bytes", "exec_s", "skew_s")
 
 
 class Engine:

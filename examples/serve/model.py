@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from gpt.model import norm
 from jax.sharding import PartitionSpec as P
 
 import jcoll
@@ -156,13 +157,6 @@ def mlp(layer: dict, x: jax.Array, options: dict) -> jax.Array:
     """Two layers with a GELU between, four times as wide inside."""
     inner = layers.column_parallel(x, layer["mlp_in"], layer["mlp_bias"], **options)
     return layers.row_parallel(jax.nn.gelu(inner), layer["mlp_out"], **options)
-
-
-def norm(x: jax.Array, gain: jax.Array) -> jax.Array:
-    """RMS norm over the width; the mean square is taken in float32."""
-    wide = x.astype(jnp.float32)
-    mean_square = jnp.einsum("...c,...c->...", wide, wide)[..., None] / x.shape[-1]
-    return x * jax.lax.rsqrt(mean_square + 1e-6).astype(x.dtype) * gain
 
 
 def likeliest(logits: jax.Array, vocabulary: int, options: dict) -> jax.Array:

@@ -1,8 +1,5 @@
 """What a run measured: rates, latencies, and the share of the collectives."""
 
-import json
-from pathlib import Path
-
 import numpy as np
 
 PERCENTILES = (50, 95, 99)
@@ -55,8 +52,3 @@ def line(name: str, numbers: dict) -> str:
         text += f"   in collectives {counted['share']:.1%}, until the last rank came "
         text += f"{counted['waiting_share']:.0%}"
     return text
-
-
-def write_json(path: str, report: dict) -> None:
-    """The report as a file."""
-    Path(path).write_text(json.dumps(report, indent=1) + "\n")

@@ -1,9 +1,9 @@
 """The parts of the example program, in this process."""
 
-import importlib
-import sys
-from pathlib import Path
+import argparse
+import functools
 
+import example_programs
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,25 +12,30 @@ import pytest
 for package in ("optax", "rich", "matplotlib"):
     pytest.importorskip(package, reason="comes with jcoll[examples]")
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
-
-demo = importlib.import_module("demo")
-data = importlib.import_module("gpt.data")
-model = importlib.import_module("gpt.model")
-operators = importlib.import_module("gpt.operators")
+demo = example_programs.load("demo")
+data = example_programs.load("gpt.data")
+history = example_programs.load("gpt.history")
+model = example_programs.load("gpt.model")
+operators = example_programs.load("gpt.operators")
+plots = example_programs.load("gpt.plots")
 
 SHAPE = model.Shape(seq=16, layers=2, width=16, heads=2)
 
 
 @pytest.fixture(autouse=True)
-def plain_promotion():
-    """The model relies on broadcasting, as users' code does."""
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+def as_users_have_it():
+    with example_programs.as_users_have_it(), example_programs.compiled_fast():
         yield
 
 
+@functools.cache
 def initial():
     return jax.jit(lambda: model.init(jax.random.key(0), SHAPE))()
+
+
+@jax.jit
+def logits_of(params, tokens):
+    return model.logits_of(params, tokens[None], SHAPE)[0][0]
 
 
 @pytest.fixture(scope="module")
@@ -47,18 +52,17 @@ def test_corpus_is_real_and_splits_by_file(corpus):
     assert corpus.files == sorted(corpus.files)
 
 
-def test_batch_does_not_depend_on_the_number_of_processes(corpus):
-    whole = corpus.batch(3, seed=0, num_rows=8, seq=16, rows=slice(None))
-    parts = [corpus.batch(3, 0, 8, 16, rows=slice(i, i + 4)) for i in (0, 4)]
-    np.testing.assert_array_equal(whole, np.concatenate(parts))
-    assert whole.shape == (8, 17)
-    assert whole.dtype == np.uint8
-    assert not np.array_equal(whole, corpus.batch(4, 0, 8, 16, slice(None)))
-    assert not np.array_equal(whole, corpus.batch(3, 1, 8, 16, slice(None)))
+def test_batch_depends_on_step_and_seed_alone(corpus):
+    batch = corpus.batch(3, seed=0, num_rows=8, seq=16)
+    np.testing.assert_array_equal(batch, corpus.batch(3, 0, 8, 16))
+    assert batch.shape == (8, 17)
+    assert batch.dtype == np.uint8
+    assert not np.array_equal(batch, corpus.batch(4, 0, 8, 16))
+    assert not np.array_equal(batch, corpus.batch(3, 1, 8, 16))
 
 
 def test_validation_batches_are_fixed_and_differ(corpus):
-    batches = [corpus.validation_batch(i, 8, 16, slice(None)) for i in (0, 1, 0)]
+    batches = [corpus.validation_batch(i, 8, 16) for i in (0, 1, 0)]
     np.testing.assert_array_equal(batches[0], batches[2])
     assert not np.array_equal(batches[0], batches[1])
 
@@ -72,18 +76,15 @@ def test_model_does_not_look_ahead():
     params = initial()
     tokens = jnp.arange(16, dtype=jnp.int32)
     changed = tokens.at[9].set(200)
-    logits_of = jax.jit(lambda tokens: model.logits_of(params, tokens[None], SHAPE)[0][0])
-    before, after = logits_of(tokens), logits_of(changed)
+    before, after = logits_of(params, tokens), logits_of(params, changed)
     np.testing.assert_array_equal(before[:9], after[:9])
     assert not np.allclose(before[9:], after[9:])
 
 
-def test_first_loss_is_that_of_guessing():
-    params = initial()
-    tokens = jax.random.randint(jax.random.key(1), (4, 17), 0, 256).astype(jnp.uint8)
-    loss, balance = jax.jit(lambda t: model.losses(params, (t[:, :-1], t[:, 1:]), SHAPE))(tokens)
-    assert float(balance) == 0.0
-    assert float(loss) == pytest.approx(np.log(256), rel=0.02)
+def test_first_logits_are_those_of_guessing():
+    tokens = jax.random.randint(jax.random.key(1), (16,), 0, 256)
+    probabilities = jax.nn.softmax(logits_of(initial(), tokens))
+    assert float(jnp.mean(-jnp.log(probabilities))) == pytest.approx(np.log(256), rel=0.02)
 
 
 def test_experts_weigh_and_balance():
@@ -91,18 +92,48 @@ def test_experts_weigh_and_balance():
     x = jax.random.normal(jax.random.key(2), (2, 3, 4), jnp.float32)
     router = jnp.zeros((4, 6), jnp.float32)
     expert_in, expert_out = (jnp.ones((6, *shape), jnp.float32) for shape in ((4, 5), (5, 4)))
-    many, balance = operators.experts(x, router, expert_in, expert_out, top_k=3)
+    experts = jax.jit(functools.partial(operators.experts, top_k=3))
+    many, routed = experts(x, router, expert_in, expert_out)
     one = jax.nn.gelu(x @ expert_in[0]) @ expert_out[0]
     np.testing.assert_allclose(many, one, rtol=1e-5)
-    assert float(balance) == pytest.approx(1.0)
+    assert float(routed.balance) == pytest.approx(1.0)
+    assert float(routed.dropped) == 0.0
 
 
 def test_sample_continues_the_prompt():
-    params = initial()
-    text = model.sample(params, SHAPE, b"import ", 40, seed=0)
+    text = model.sample(initial(), SHAPE, b"import ", 40, seed=0)
     assert text.startswith(b"import ")
     assert len(text) == 47
-    assert text == model.sample(params, SHAPE, b"import ", 40, seed=0)
+
+
+def run_report(num_sites):
+    """As train_gpt.py writes it, of 3 steps on a mesh."""
+    log = history.History(tokens_per_step=8, first=2)
+    for loss in (3.0, 2.0, 1.0):
+        log.add(loss, 0.0, None)
+    ops = ("all_gather", "ppermute")
+    log.sites = [
+        {"op": ops[i % 2], "site": f"x.py:{i}", "calls": 3, "bytes": 9, "exec_s": 0.03, "skew_s": 0}
+        for i in range(num_sites)
+    ]
+    args = argparse.Namespace(mesh={"data": 2, "tensor": 4}, dtype="float32", batch=2, seq=4)
+    device = {"count": 8, "kind": "cpu", "parameters": 10}
+    return history.make_report(args, device, log, 1.0)
+
+
+def test_picture_has_every_kind_and_the_number_of_places_left_out(tmp_path, monkeypatch):
+    drawn = {}
+
+    def keep(axes, title, x, y):
+        drawn[title] = [bar.get_width() for bar in axes.patches if bar.get_width()]
+
+    monkeypatch.setattr(plots, "_dress", keep)
+    report = run_report(num_sites=20)
+    plots.plot_runs(str(tmp_path / "x.png"), {"jcoll": run_report(0), "lax": run_report(0)}, report)
+    (kinds,) = [bars for title, bars in drawn.items() if "by kind" in title]
+    assert kinds[:2] == pytest.approx([100, 100])  # Of 20 calls that take 10 ms a step.
+    (places,) = [title for title in drawn if "by place" in title]
+    assert "6 more, 60.0 ms a step together" in places
 
 
 def falling(count=100, factor=1.0):

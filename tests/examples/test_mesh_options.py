@@ -1,15 +1,10 @@
 """The flags of train_gpt.py that split the model: what is refused, and what is settled."""
 
-import importlib
-import sys
-from pathlib import Path
-
+import example_programs
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
-
-mesh_options = importlib.import_module("gpt.mesh_options")
-options = importlib.import_module("gpt.options")
+mesh_options = example_programs.load("gpt.mesh_options")
+options = example_programs.load("gpt.options")
 
 
 def parsed(flags, num_devices=8):
@@ -47,6 +42,13 @@ def parsed(flags, num_devices=8):
         ("--overlap --zero 1", ["--overlap", "--zero 1", "--sequence-parallel"]),
         ("--collectives lax --zero 1", ["--collectives lax", "--zero 1", "jcoll"]),
         ("--collectives lax --mesh data=4,tensor=2", ["lax", "tensor=2", "data=N"]),
+        ("--experts 4 --expert-mode padded", ["--expert-mode", "dropless", "capacity"]),
+        ("--expert-mode capacity", ["--expert-mode capacity", "--experts N"]),
+        ("--experts 4 --capacity-factor 2", ["--capacity-factor 2", "--expert-mode capacity"]),
+        (
+            "--experts 4 --expert-mode capacity --capacity-factor 0",
+            ["--capacity-factor 0", "above 0"],
+        ),
         ("--wire-dtype int8", ["--wire-dtype", "float32", "bfloat16"]),
     ],
 )
@@ -66,7 +68,8 @@ def test_bad_flags(flags, words, capsys):
         ("--mesh tensor=4,data=2", {"data": 2, "tensor": 4}, "full"),
         ("--mesh context=4,data=2,tensor=1", {"data": 2, "context": 4}, "ring"),
         ("--mesh context=8,data=1 --attention gathered", {"data": 1, "context": 8}, "gathered"),
-        ("--experts 4", {"data": 8, "expert": 1}, "full"),
+        ("--experts 4", {"data": 2, "expert": 4}, "full"),
+        ("--experts 4 --mesh data=8", {"data": 8, "expert": 1}, "full"),
     ],
 )
 def test_mesh_is_settled(flags, mesh, attention):

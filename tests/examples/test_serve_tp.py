@@ -1,44 +1,27 @@
 """serve_tp.py as a user runs it, and its model against one without a cache on one device."""
 
-import importlib
 import json
-import subprocess
-import sys
-from pathlib import Path
 
+import example_programs
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "examples" / "serve_tp.py"
-sys.path.insert(0, str(SCRIPT.parent))
+SCRIPT = example_programs.EXAMPLES / "serve_tp.py"
+serve_tp = example_programs.load("serve_tp")
+engine = example_programs.load("serve.engine")
+model = example_programs.load("serve.model")
+serve_report = example_programs.load("serve.report")
 
-engine = importlib.import_module("serve.engine")
-model = importlib.import_module("serve.model")
-serve_report = importlib.import_module("serve.report")
-
-TINY = ["--layers=2", "--width=32", "--heads=8", "--vocabulary=50", "--tokens=20", "--warmup=2"]
-
-
-def start(*command):
-    """Runs a program to its end, good or bad."""
-    command = [sys.executable, *map(str, command)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
-
-
-def serve(*flags):
-    """The output of a run that must succeed."""
-    done = start(SCRIPT, *TINY, *flags)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+TINY = ["--layers=1", "--width=32", "--heads=8", "--vocabulary=50", "--tokens=20", "--warmup=2"]
 
 
 def test_comparison_and_its_report(tmp_path):
     file = tmp_path / "serve.json"
-    output = serve("--compare", "--batch=3", "--json", file)
+    flags = ["--compare", "--batch=3", "--json", file]
+    output = example_programs.run_here("serve_tp", *TINY, *flags)
     report = json.loads(file.read_text())
     assert report["same_tokens"] == 1 + 2 + 20
     assert report["device"]["count"] == 8
@@ -52,16 +35,16 @@ def test_comparison_and_its_report(tmp_path):
     assert report["speedup"] == pytest.approx(rates[0] / rates[1])
     assert report["runs"]["lax"]["collectives"] is None
     counted = report["runs"]["jcoll"]["collectives"]
-    assert counted["calls"] == 20 * (1 + 2 * 2 + 1)
-    assert counted["bytes"] == 20 * 4 * 3 * ((1 + 2 * 2) * 32 + 8 * 2)
+    assert counted["calls"] == 20 * (1 + 2 + 1)
+    assert counted["bytes"] == 20 * 4 * 3 * ((1 + 2) * 32 + 8 * 2)
     assert 0 < counted["share"] < 1
 
 
 def test_several_processes():
-    done = start("-m", "jcoll", "launch", "-n", 2, "--devices-per-process", 2, SCRIPT, *TINY)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("tokens/s") == 1
-    assert "on 4 cpu devices" in done.stdout
+    launch = ["-m", "jcoll", "launch", "-n", 2, "--devices-per-process", 1, SCRIPT]
+    output = example_programs.run(*launch, *TINY)
+    assert output.count("tokens/s") == 1
+    assert "on 2 cpu devices" in output
 
 
 @pytest.mark.parametrize(
@@ -74,10 +57,15 @@ def test_several_processes():
         (["--compare", "--collectives=lax"], "not allowed with"),
     ],
 )
-def test_bad_flags(flags, message):
-    done = start(SCRIPT, *flags)
-    assert done.returncode == 2
-    assert message in done.stderr
+def test_bad_flags(flags, message, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        serve_tp.main(flags)
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_help():
+    assert "--compare" in example_programs.run(SCRIPT, "--help")
 
 
 # The model
@@ -105,15 +93,14 @@ def broadcast(vector, like):
     return jnp.broadcast_to(vector, like.shape)
 
 
-@pytest.mark.parametrize("collectives", ["jcoll", "lax"])
-def test_decodes_what_the_whole_model_says(collectives):
+def test_decodes_what_the_whole_model_says():
     """Token by token, from a cache split over 4 ranks, with a vocabulary that 4 do not divide."""
     shape = model.Shape(layers=2, width=32, heads=8, vocabulary=50, context=16)
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), (model.AXIS,))
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+    with example_programs.as_users_have_it(), example_programs.compiled_fast():
         params = engine.make_params(shape, mesh, 1, "float32")
         prompt = np.array([[3, 49, 7], [0, 1, 2]], np.int32)
-        serving = engine.Engine(collectives, shape, mesh, params)
+        serving = engine.Engine("jcoll", shape, mesh, params)
         serving.start(prompt, "float32")
         serving.decode(12, timed=True)
     text = serving.text()

@@ -1,41 +1,40 @@
-"""The examples as a user runs them: in processes of their own, with few and small steps."""
+"""train_gpt.py and demo.py as a user runs them, with few and small steps."""
 
+import functools
 import json
 import math
-import subprocess
-import sys
-from pathlib import Path
+import re
+import socket
+from concurrent.futures import ThreadPoolExecutor
 
+import example_programs
+import jax
 import pytest
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-TINY = ["--layers=1", "--width=32", "--heads=2", "--seq=32", "--batch=16", "--lr=0.02"]
-STEPS = 30
-ROW_KEYS = {"step", "loss", "wall_s", "step_s", "step_cpu_s", "tokens_per_s", "collectives"}
-TOTAL_KEYS = {"steps", "wall_s", "tokens_per_s", "collectives"}
-COUNTERS = {"calls", "bytes", "exec_s", "skew_s"}
+import jcoll
 
 for package in ("optax", "rich", "matplotlib"):
     pytest.importorskip(package, reason="comes with jcoll[examples]")
 
-
-def start(name, *flags):
-    """Runs an example to its end, good or bad."""
-    command = [sys.executable, str(EXAMPLES / name), *map(str, flags)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
-
-
-def example(name, *flags):
-    """The output of an example that must succeed."""
-    done = start(name, *flags)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+TRAIN = example_programs.EXAMPLES / "train_gpt.py"
+TINY = ["--layers=1", "--width=32", "--heads=2", "--seq=32", "--batch=16", "--lr=0.02"]
+STEPS = 30
+ROW_KEYS = {
+    *("step", "loss", "dropped", "wall_s", "step_s", "step_cpu_s", "tokens_per_s", "collectives")
+}
+TOTAL_KEYS = {"steps", "wall_s", "tokens_per_s", "collectives"}
+COUNTERS = {"calls", "bytes", "exec_s", "skew_s"}
 
 
-def train(folder, collectives, *flags):
-    report = folder / f"{collectives}.json"
-    output = example("train_gpt.py", *TINY, "--collectives", collectives, "--json", report, *flags)
+def train(run, folder, *flags):
+    """(report, what is printed) of a run by run(*words)."""
+    report = folder / "report.json"
+    output = run(*TINY, "--json", report, *flags)
     return json.loads(report.read_text()), output
+
+
+train_here = functools.partial(train, functools.partial(example_programs.run_here, "train_gpt"))
+train_there = functools.partial(train, functools.partial(example_programs.run, TRAIN))
 
 
 def losses(report):
@@ -45,9 +44,11 @@ def losses(report):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    extra = {"jcoll": ["--sample", "40", "--plot", folder / "loss.png"], "lax": []}
+    files = ["--plot", folder / "loss.png", "--save", folder / "saved"]
+    extra = {"jcoll": ["--sample", "40", *files], "lax": []}
+    jcoll.reset_metrics()
     return folder, {
-        name: train(folder, name, "--steps", STEPS, "--devices", 8, *flags)
+        name: train_here(folder, "--collectives", name, "--steps", STEPS, *flags)
         for name, flags in extra.items()
     }
 
@@ -86,7 +87,7 @@ def test_collectives_are_counted_where_jcoll_runs_them(runs):
     assert report["device"]["all_reduces_in_step"] == 0
     assert sum(site["exec_s"] for site in report["sites"]) == pytest.approx(totals["exec_s"])
     assert {site["op"] for site in report["sites"]} == {"all_reduce"}
-    assert all(site["site"].startswith("gpt/ranks.py:") for site in report["sites"])
+    assert all("gpt/ranks.py:" in site["site"] for site in report["sites"])
     assert 0 < totals["exec_s"] < report["totals"]["wall_s"]
 
 
@@ -104,62 +105,85 @@ def test_sample_and_plot(runs):
     assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_four_devices_bfloat16_and_small_buckets(tmp_path):
-    flags = ["--steps", 3, "--devices", 4, "--dtype", "bfloat16", "--bucket-bytes", 2048]
-    report, _ = train(tmp_path, "jcoll", *flags)
+def test_in_a_process_of_its_own(tmp_path):
+    """On other devices, in 16 bits and small buckets, for some seconds."""
+    flags = ["--devices=4", "--dtype=bfloat16", "--bucket-bytes=16384", "--seconds=0.5"]
+    report, _ = train_there(tmp_path, *flags)
     assert report["device"]["count"] == 4
+    steps = report["totals"]["steps"]
+    assert steps >= 1
+    assert report["totals"]["wall_s"] - report["history"][-1]["step_s"] <= 0.5
     wire_bytes = report["totals"]["collectives"]["bytes"]
-    assert wire_bytes == 3 * (2 * report["device"]["parameters"] + 4)
+    assert wire_bytes == steps * (2 * report["device"]["parameters"] + 4)
     assert all(math.isfinite(loss) for loss in losses(report))
 
 
-def test_stops_after_the_given_seconds(tmp_path):
-    report, _ = train(tmp_path, "jcoll", "--seconds", "0.5", "--devices", 4)
-    assert report["totals"]["wall_s"] - report["history"][-1]["step_s"] <= 0.5
-    assert report["totals"]["steps"] >= 1
+def test_goes_on_where_another_run_ended(runs, tmp_path):
+    """Steps are counted on, in the report, on the screen and in what is saved."""
+    saved, new = runs[0] / "saved", tmp_path / "new"
+    report, output = train_here(tmp_path, "--steps=2", "--resume", saved, "--save", new)
+    assert [row["step"] for row in report["history"]] == [STEPS, STEPS + 1]
+    assert f"step {STEPS + 2:5d}  loss" in output
+    assert json.loads((new / "manifest.json").read_text())["metadata"] == {"step": STEPS + 2}
+    assert losses(report)[0] < losses(runs[1]["jcoll"][0])[0] - 1
 
 
 def test_help():
-    assert "--collectives" in example("train_gpt.py", "--help")
-    assert "--quick" in example("demo.py", "--help")
+    assert "--collectives" in example_programs.run(TRAIN, "--help")
+    assert "--quick" in example_programs.run(example_programs.EXAMPLES / "demo.py", "--help")
+
+
+def refused(capsys, *flags):
+    """The error of flags with which nothing runs."""
+    with pytest.raises(SystemExit) as stopped:
+        example_programs.load("train_gpt").main(list(flags))
+    assert stopped.value.code == 2
+    return capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ("--batch 12 --devices 8", ["--batch 12", "8 devices", "Try --batch 16"]),
+        ("--batch 12", ["--batch 12", "8 devices", "Try --batch 16"]),
         ("--width 100 --heads 8", ["--width 100", "--heads 8", "Try --width 104"]),
         ("--collectives mpi", ["--collectives", "'mpi'", "jcoll", "lax"]),
         ("--steps 0", ["--steps 0", "at least 1"]),
         ("--lr -1", ["--lr -1", "above 0"]),
         ("--lr nan", ["--lr nan", "above 0"]),
+        ("--lr inf", ["--lr inf", "finite"]),
         ("--seconds 0", ["--seconds 0", "above 0"]),
         ("--bucket-bytes 0", ["--bucket-bytes 0", "at least 1"]),
         ("--num-processes 2", ["--num-processes", "--distributed"]),
         ("--distributed --seconds 5", ["--seconds 5", "--steps"]),
         ("--dtype float8", ["--dtype", "float32", "bfloat16"]),
+        (f"--save {TRAIN.parent}", ["--save", "is there already"]),
     ],
 )
-def test_bad_flags(flags, words):
-    done = start("train_gpt.py", *flags.split())
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
+def test_bad_flags(flags, words, capsys):
+    message = refused(capsys, *flags.split())
     for word in words:
-        assert word in done.stderr
+        assert word in message
+
+
+def test_seconds_under_launch(monkeypatch, capsys):
+    """Where jax.distributed has started already: each process would stop at another step."""
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    assert "--seconds 5 with several processes" in refused(capsys, "--seconds=5")
 
 
 def test_all_reduce_example():
-    output = example("all_reduce.py")
+    program = example_programs.EXAMPLES / "all_reduce.py"
+    output = example_programs.run(program)
     assert "[[ 84.  92. 100.]]" in output
-    assert "1 all_reduce of 12 bytes by 8 ranks, called at examples/all_reduce.py:" in output
-    assert len((EXAMPLES / "all_reduce.py").read_text().splitlines()) < 80
+    assert re.search(r"1 all_reduce of 12 bytes by 8 ranks, called at \S*all_reduce.py:", output)
+    assert len(program.read_text().splitlines()) < 80
 
 
 @pytest.mark.slow
 def test_demo(tmp_path):
     picture = tmp_path / "loss.png"
     flags = ["--quick", "--seconds", "3", "--out", tmp_path / "out", "--plot", picture]
-    output = example("demo.py", *flags)
+    output = example_programs.run(example_programs.EXAMPLES / "demo.py", *flags)
     assert picture.read_bytes().startswith(b"\x89PNG")
     for word in ("jcoll", "lax", "mesh", "|difference|", "ratio", "collectives a step", "ppermute"):
         assert word in output
@@ -169,53 +193,39 @@ def test_demo(tmp_path):
 @pytest.mark.slow
 def test_launched_mesh_goes_on_elsewhere(tmp_path):
     """Two processes train on a mesh of three axes; one goes on with another, from their folder."""
-    folder, report = tmp_path / "step-4", tmp_path / "launched.json"
-    mesh = ["--mesh=data=2,tensor=2,context=2", "--zero=3", "--seq=32", "--sequence-parallel"]
-    launcher = ["-m", "jcoll", "launch", "-n", "2", "--devices-per-process", "4"]
-    program = [EXAMPLES / "train_gpt.py", *TINY, *mesh, "--steps=4", "--sample=20"]
-    command = [sys.executable, *launcher, *program, "--save", folder, "--json", report]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "def main(" in done.stdout
-    before = json.loads(report.read_text())
+    folder = tmp_path / "step-4"
+    mesh = ["--mesh=data=2,tensor=2,context=2", "--zero=3", "--sequence-parallel"]
+    launch = ["-m", "jcoll", "launch", "-n", "2", "--devices-per-process", "4", TRAIN]
+    launched = functools.partial(example_programs.run, *launch)
+    before, output = train(launched, tmp_path, *mesh, "--steps=4", "--sample=20", "--save", folder)
+    assert "def main(" in output
     assert before["device"]["processes"] == 2
     assert {site["op"] for site in before["sites"]} >= {"all_gather", "reduce_scatter", "ppermute"}
     assert all("gpt/" in site["site"] for site in before["sites"])
     other = ["--resume", folder, "--mesh=data=4,tensor=2", "--zero=1", "--steps=3"]
-    after, _ = train(tmp_path, "jcoll", *other)
-    alone, _ = train(tmp_path, "jcoll", "--devices=1", "--steps=7")
+    after, _ = train_here(tmp_path, *other)
+    alone, _ = train_there(tmp_path, "--devices=1", "--steps=7")
     assert losses(before) + losses(after) == pytest.approx(losses(alone), rel=1e-5)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("collectives", ["jcoll", "lax"])
-def test_two_processes_train_like_one(tmp_path, collectives):
-    command = [sys.executable, str(EXAMPLES / "train_gpt.py"), *TINY, "--steps=5", "--devices=4"]
-    command += ["--collectives", collectives, "--distributed", "--num-processes=2"]
-    command += ["--coordinator", f"127.0.0.1:{free_port()}"]
+def test_two_processes_train_like_one(tmp_path):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+    distributed = ["--distributed", "--num-processes=2", "--coordinator", address]
+    command = [TRAIN, *TINY, "--steps=5", "--devices=4", *distributed]
     reports = [tmp_path / f"{i}.json" for i in range(2)]
-    processes = [
-        subprocess.Popen(
-            [*command, "--process-id", str(i), "--json", str(reports[i])],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for i in range(2)
-    ]
-    outputs = [process.communicate(timeout=300)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
+
+    def start(i):
+        return example_programs.start(*command, "--process-id", i, "--json", reports[i])
+
+    with ThreadPoolExecutor() as pool:
+        done = list(pool.map(start, range(2)))
+    assert [each.returncode for each in done] == [0, 0], done
     assert not reports[1].exists()
-    assert "step" not in outputs[1]
-    alone, _ = train(tmp_path, collectives, "--steps", 5, "--devices", 8)
+    assert "step" not in done[1].stdout
+    alone, _ = train_here(tmp_path, "--steps=5")
     got = json.loads(reports[0].read_text())
     assert got["device"]["processes"] == 2
     assert losses(got) == pytest.approx(losses(alone), rel=1e-5)
-
-
-def free_port():
-    import socket
-
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
