@@ -229,7 +229,6 @@ std::optional<Failure> Stages::Launch(Collectives& xla, const Agreement& agreeme
     call.rows.input_offsets = buffers.inputs[2].data;
     call.rows.send_sizes = buffers.inputs[3].data;
     call.rows.output_offsets = buffers.inputs[4].data;
-    call.rows.recv_sizes = buffers.inputs[5].data;
     call.rows.is_int64 = buffers.inputs[2].element_nbytes == 8;
   }
   const bool is_staged = agreement.route.path == Path::kStaging;

@@ -408,7 +408,6 @@ TEST(Ragged) {
     EXPECT(call.rows.input_offsets == job.inputs[1][2].data);
     EXPECT(call.rows.send_sizes == job.inputs[1][3].data);
     EXPECT(call.rows.output_offsets == job.inputs[1][4].data);
-    EXPECT(call.rows.recv_sizes == job.inputs[1][5].data);
     EXPECT(call.rows.is_int64);
     EXPECT_EQ(call.rows.row_nbytes, 8);
     EXPECT_EQ(call.rows.output_rows, 7);
