@@ -169,6 +169,7 @@ TEST(LaunchesThatOverlap) {
   EXPECT(world.error(0).kind == ErrorKind::kLaunchesOverlap);
   EXPECT_EQ(world.error(0).rank, 0);
   jcoll::emulator::LetGo();
+  world.Synchronize();
 }
 #endif
 
