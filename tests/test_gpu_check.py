@@ -1,6 +1,8 @@
 """scripts/gpu_check.py where there is no GPU: its messages, and what it reads of the programs."""
 
 import json
+import os
+import time
 
 import project_scripts
 import pytest
@@ -33,7 +35,7 @@ def test_speeds(capsys):
 def test_failed_step_fails_the_check(monkeypatch, tmp_path, capsys, code, verdict):
     """The programs are replaced by ones that end with `code`."""
     monkeypatch.setattr(gpu_check, "gpu", lambda: "H200, 9.0, 580")
-    monkeypatch.setattr(gpu_check, "build", lambda folder, arch, options: [])
+    monkeypatch.setattr(gpu_check, "build", lambda folder, arch, options, deadline: [])
     monkeypatch.setattr(gpu_check, "python_options", lambda: ([], "no pybind11"))
     monkeypatch.setattr(gpu_check.shutil, "which", lambda name: None)
     tests = tmp_path / "tests" / "cuda"
@@ -48,3 +50,46 @@ def test_failed_step_fails_the_check(monkeypatch, tmp_path, capsys, code, verdic
     assert steps["moves"] == verdict and steps["ragged"] == "ok"
     assert steps["compute-sanitizer"] == steps["in JAX"] == "skipped"
     capsys.readouterr()
+
+
+def test_a_step_that_hangs_is_killed_with_all_that_it_started(tmp_path, capsys):
+    command = f"echo first; sleep 60 & echo $! > {tmp_path}/child; wait"
+    step, output = gpu_check.run("hangs", ["sh", "-c", command], timeout=1)
+    assert (step.verdict, step.why, output) == ("FAILED", "not done after 1 s", "first\n")
+    child = int((tmp_path / "child").read_text())
+    deadline = time.monotonic() + 10
+    while is_running(child):
+        assert time.monotonic() < deadline, "the child of the step outlived it"
+        time.sleep(0.01)
+    capsys.readouterr()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except (OSError, IndexError):
+        return False
+
+
+@pytest.mark.parametrize(
+    ("code", "alone", "together"), [(1, "FAILED", "skipped"), (9, "FAILED", "FAILED")]
+)
+def test_ranks_that_wait_in_vain_under_a_tool(
+    monkeypatch, tmp_path, capsys, code: int, alone: str, together: str
+):
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text(f"#!/bin/sh\nexit {code}\n")
+    tool.chmod(0o755)
+    monkeypatch.setattr(gpu_check.shutil, "which", lambda name: str(tool))
+    steps = gpu_check.sanitize(tmp_path, gpu_check.Deadline(60))
+    cases = [several for _ in gpu_check.TOOLS for _, _, several in gpu_check.SANITIZED]
+    assert [step.verdict for step in steps] == [together if several else alone for several in cases]
+    capsys.readouterr()
+
+
+def test_what_is_left_of_the_time():
+    assert gpu_check.Deadline(60).left(120) <= 60
+    assert gpu_check.Deadline(60).left(5) == 5
+    assert 0 < gpu_check.Deadline(-1).left(5) < 1

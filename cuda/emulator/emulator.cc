@@ -52,18 +52,43 @@ class BlockBarrier {
   bool stopped_ = false;
 };
 
+// Where a block is held.
+class Gate {
+ public:
+  void Close() { Set(false); }
+  void Open() { Set(true); }
+  void Pass() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [&] { return open_; });
+  }
+
+ private:
+  void Set(bool open) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    open_ = open;
+    changed_.notify_all();
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool open_ = true;
+};
+
 struct Block {
   BlockBarrier barrier;
   std::atomic<int64_t> steps_left{-1};  // -1: it is not to be stopped.
+  bool is_held = false;                 // Then, instead of being stopped.
 };
 
 struct Stop {
   int rank = -1, block = 0;
   int64_t step = 0;
+  bool is_held = false;
 };
 
 Options current_options;
 Stop next_stop;
+Gate gate;
 
 struct ThreadState {
   int rank = 0;
@@ -158,7 +183,12 @@ void RunThread(int rank, int slot, Launch* launch) {
 }
 
 void SetOptions(const Options& options) { current_options = options; }
-void StopBlock(int rank, int block, int64_t step) { next_stop = {rank, block, step}; }
+void StopBlock(int rank, int block, int64_t step) { next_stop = {rank, block, step, false}; }
+void HoldBlock(int rank, int block, int64_t step) {
+  gate.Close();
+  next_stop = {rank, block, step, true};
+}
+void LetGo() { gate.Open(); }
 
 Traffic TrafficOf(int rank) { return {counters[rank].loaded, counters[rank].stored}; }
 void ResetTraffic() {
@@ -176,8 +206,12 @@ void Step() {
   if (self.block->steps_left.load(std::memory_order_relaxed) >= 0 &&
       self.block->steps_left.fetch_sub(1, std::memory_order_relaxed) <= 0) {
     self.block->steps_left.store(0, std::memory_order_relaxed);
-    self.block->barrier.Stop();
-    throw Stopped();
+    if (!self.block->is_held) {
+      self.block->barrier.Stop();
+      throw Stopped();
+    }
+    gate.Pass();
+    self.block->steps_left.store(-1, std::memory_order_relaxed);
   }
   if (!self.delayed) return;
   const uint32_t choice = self.random() % 64;
@@ -252,6 +286,7 @@ void CUstream_st::Enqueue(int num_blocks, std::function<void()> thread_body) {
   auto& stop = jcoll::emulator::next_stop;
   if (stop.rank == rank_) {
     launch->blocks[stop.block].steps_left = stop.step;
+    launch->blocks[stop.block].is_held = stop.is_held;
     stop.rank = -1;
   }
   std::lock_guard<std::mutex> lock(mutex_);

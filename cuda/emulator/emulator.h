@@ -33,6 +33,9 @@ void SetOptions(const Options& options);
 // as soon as they get to a step. Nothing by default; rank -1 takes it back. Only while nothing
 // runs.
 void StopBlock(int rank, int block, int64_t step);
+// The same, but the block only waits there until LetGo, which may be called at any time. One block.
+void HoldBlock(int rank, int block, int64_t step);
+void LetGo();
 
 struct Traffic {
   int64_t loaded = 0, stored = 0;  // Bytes.

@@ -22,6 +22,9 @@ std::string WhatHappened(const ErrorRecord& record) {
     case ErrorKind::kRowsOutside:
       return "what " + rank + " sends to " + peer + " ends at row " + std::to_string(record.seen) +
              " or begins before row 0, and there are " + std::to_string(record.expected) + " rows.";
+    case ErrorKind::kLaunchesOverlap:
+      return "two calls of " + rank +
+             " on one communicator ran at the same time, and use the same counters.";
     case ErrorKind::kNone:
     case ErrorKind::kTimeout:
       break;
@@ -32,6 +35,12 @@ std::string WhatHappened(const ErrorRecord& record) {
 
 std::string WhatToDo(const ErrorRecord& record) {
   if (record.kind == ErrorKind::kRowsOutside) return "Correct the offsets and sizes.";
+  if (record.kind == ErrorKind::kLaunchesOverlap) {
+    return "Keep the collectives of a communicator in one order: no compute_on with a stream of "
+           "its "
+           "own, and no concurrent branches in a command buffer "
+           "(XLA_FLAGS=--xla_gpu_enable_command_buffer=).";
+  }
   return "Look what rank " + std::to_string(record.peer) +
          " did instead (its log, jcoll.check_health() there); raise timeout_s if it is only slow.";
 }

@@ -3,8 +3,7 @@
 // Phases    barrier; each vector of the input is loaded once and stored to all outputs; barrier.
 // Layout    output = [input of rank 0 | input of rank 1 | ...].
 // Barriers  The first: a peer's output is free when its kernel runs. The last: what peers have
-// stored
-//           is here when a rank returns.
+//           stored is here when a rank returns.
 // Bytes     (N-1)/N of the output stored to peers by each rank.
 // In place  The input may be its own place in the output. They must not overlap otherwise.
 #include "cuda/kernels/copy.cuh"

@@ -2,22 +2,18 @@
 //
 // One-shot  barrier; every rank loads everything, reduced by the switch, to its output; barrier.
 // Two-shot  barrier; rank r loads part r, reduced by the switch, and stores it to all outputs
-// through
-//           the switch; barrier.
+//           through the switch; barrier.
 // Barriers  The first: a peer's input is there, and its output free, when its kernel runs. The
-// last,
-//           one-shot: a rank may overwrite its input only when all have read it; two-shot: what
-//           peers have stored is here when a rank returns.
+//           last, one-shot: a rank may overwrite its input only when all have read it; two-shot:
+//           what peers have stored is here when a rank returns.
 // Bytes     Of each rank's link, one-shot: M in, and N M out, as every rank's load is answered from
-// all
-//           memories. Two-shot: M/N + M in and out.
+//           all memories. Two-shot: M/N + M in and out.
 // Edges     The switch works on 16 aligned bytes. Elements in front of and behind these, and all
-// where
-//           the buffers are not aligned alike, are reduced in the manner of the other kernels.
+//           where the buffers are not aligned alike, are reduced in the manner of the other
+//           kernels.
 // Results   The order in which the switch adds is its own: not bitwise those of the other kernels.
-// The
-//           two-shot result is the same on all ranks by construction, the one-shot's as far as the
-//           switch adds alike for all. A mean of 16-bit floats is rounded twice.
+//           The two-shot result is the same on all ranks by construction, the one-shot's as far as
+//           the switch adds alike for all. A mean of 16-bit floats is rounded twice.
 // In place  Two-shot: as all_reduce_two_shot. One-shot: input and output must not overlap.
 // Needs     sm_90, multicast addresses of the same place in all ranks' buffers, and a type and
 //           operation that the switch has.

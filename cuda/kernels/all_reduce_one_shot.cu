@@ -2,8 +2,7 @@
 //
 // Phases    barrier; output[i] = input 0[i] + input 1[i] + ...; barrier.
 // Barriers  The first: a peer's input is there when its kernel runs. The last: a rank may return,
-// and
-//           its program overwrite the input, only when all peers have read it.
+//           and its program overwrite the input, only when all peers have read it.
 // Bytes     (N-1) M read from peers by each rank.
 // Needs     input and output of a rank not to overlap.
 #include "cuda/kernels/reduce.cuh"

@@ -2,8 +2,7 @@
 // and reduces what arrives. No barrier: the flag of a line says that its data are there.
 //
 // Phases    Each thread stores its lines to all peers' scratch, then waits for the same lines of
-// all
-//           peers in its own, and reduces them.
+//           all peers in its own, and reduces them.
 // Layout    lines.h. A line has 8 bytes of the message; block b has a run of consecutive lines.
 // Flags     SignalPad::line_epoch, counted per block; its parity chooses the half of the scratch.
 // Reuse     A rank's block b overwrites in exchange e what it sent in exchange e-2. The receiver's

@@ -1,16 +1,13 @@
 // all_reduce, two-shot in one go: the owner of a part reduces it and stores it to all outputs.
 //
 // Phases    barrier; rank r reduces part r of all inputs, and stores each vector of the result to
-// the
-//           output of every rank as soon as it has it; barrier.
+//           the output of every rank as soon as it has it; barrier.
 // Barriers  The first: a peer's input is there, and its output free, when its kernel runs. The
-// last:
-//           what peers have stored is here when a rank returns. There is none between the shots, as
-//           no rank reads what another one has reduced.
+//           last: what peers have stored is here when a rank returns. There is none between the
+//           shots, as no rank reads what another one has reduced.
 // Bytes     (N-1)/N M read from peers and as much stored to them by each rank.
 // In place  An element of the inputs is read by one thread only, which then overwrites it: input
-// and
-//           output may be the same buffer. They must not overlap otherwise.
+//           and output may be the same buffer. They must not overlap otherwise.
 #include "cuda/kernels/reduce.cuh"
 #include "cuda/kernels/shards.cuh"
 #include "cuda/kernels/signal.cuh"

@@ -3,8 +3,7 @@
 // Phases    barrier; one block after another, each by the whole grid, one's own first; barrier.
 // Layout    input = [block for rank 0 | block for rank 1 | ...], output = [block of rank 0 | ...].
 // Barriers  The first: a peer's output is free when its kernel runs. The last: what peers have
-// stored
-//           is here when a rank returns.
+//           stored is here when a rank returns.
 // Bytes     (N-1)/N of the input stored to peers by each rank.
 // Needs     input and output of a rank not to overlap: peers store to the output while the input is
 //           read.

@@ -3,11 +3,9 @@
 //
 // Phases    barrier; parts, and on the root the copy to its own output; barrier.
 // Barriers  The first: the root's input is there, and all outputs are free. The last: what peers
-// have
-//           stored is here when a rank returns, and all have read the root's input.
+//           have stored is here when a rank returns, and all have read the root's input.
 // Bytes     Of the root's link 2 (N-1)/N M, where reading it all by every rank would be (N-1) M.
-// The
-//           others read M/N from the root and store (N-2)/N M to each other.
+//           The others read M/N from the root and store (N-2)/N M to each other.
 // In place  The root's output may be its input. They must not overlap otherwise.
 #include "cuda/kernels/copy.cuh"
 #include "cuda/kernels/shards.cuh"

@@ -39,7 +39,6 @@ struct RaggedRows {
   const void* input_offsets = nullptr;
   const void* send_sizes = nullptr;
   const void* output_offsets = nullptr;  // Where in the receiver's output.
-  const void* recv_sizes = nullptr;
   bool is_int64 = false;
   int64_t updates_per_rank = 1;
   int64_t row_nbytes = 0;

@@ -73,7 +73,15 @@ __device__ __forceinline__ uint32_t cas_relaxed_sys(uint32_t* p, uint32_t expect
                : "memory");
   return found;
 }
-// Returns what it found.
+// Both return what they found.
+__device__ __forceinline__ uint32_t exchange_relaxed_sys(uint32_t* p, uint32_t value) {
+  uint32_t found;
+  asm volatile("atom.relaxed.sys.global.exch.b32 %0, [%1], %2;"
+               : "=r"(found)
+               : "l"(p), "r"(value)
+               : "memory");
+  return found;
+}
 __device__ __forceinline__ uint32_t add_acq_rel_gpu(uint32_t* p, uint32_t value) {
   uint32_t found;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
@@ -139,6 +147,10 @@ inline uint32_t cas_relaxed_sys(uint32_t* p, uint32_t expected, uint32_t desired
   emulator::Step();
   __atomic_compare_exchange_n(p, &expected, desired, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
   return expected;
+}
+inline uint32_t exchange_relaxed_sys(uint32_t* p, uint32_t value) {
+  emulator::Step();
+  return __atomic_exchange_n(p, value, __ATOMIC_RELAXED);
 }
 inline uint32_t add_acq_rel_gpu(uint32_t* p, uint32_t value) {
   emulator::Step();

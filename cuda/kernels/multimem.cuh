@@ -1,9 +1,8 @@
 // The two instructions of NVLink's switch (NVLS, sm_90): a load of 16 bytes that the switch reduces
 // over all ranks' memory behind a multicast address, and a store of 16 bytes to all of it.
 //
-// Both are relaxed, and ordered by the barriers as other accesses are. Accesses through a multicast
-// address and through others to the same memory would need a proxy fence between them inside one
-// kernel; ours use only one of the two for any place, and kernels are ordered by the stream.
+// Both are relaxed, and ordered by the barriers as other accesses are. By the rule of PeerTable, a
+// kernel uses either the multicast address or the others for any place.
 #pragma once
 
 #include "cuda/kernels/elements.cuh"

@@ -30,19 +30,24 @@ struct SignalPad {
   uint32_t lines_read[kMaxBlocks][kMaxRanks];
   // For what block b waited last, if it had to; see culprit.cuh. Own, and read by peers.
   uint64_t waiting[kMaxBlocks];
-  uint32_t calls;        // Launches on this pad that have ended. Own.
+  uint32_t calls;        // Launches on this pad that have ended. Own, and read by peers.
   uint32_t blocks_done;  // Blocks of the present launch that have ended. Own.
   // 1 + the rank that is to blame, once any rank has given up: the counters disagree from then on,
   // and every later launch gives up at once. Written by whoever gives up, on all ranks.
   uint32_t dead;
+  // 1 when block b has given up: it touches no peer's buffers any more. Own, and read by peers.
+  uint32_t gone[kMaxBlocks];
+  // 1 while a launch runs, of which there must be one at a time. Own.
+  uint32_t owned;
 };
 
 enum class ErrorKind : uint32_t {
   kNone,
-  kTimeout,      // `rank` waited for `peer` in vain.
-  kPeerGaveUp,   // Another rank gave up, in this launch or an earlier one, and blames `peer`.
-  kRowsOutside,  // ragged_all_to_all: what `rank` sends `peer` ends at row `seen` (at most
-                 // 2^32 - 1) or begins before row 0; there are `expected`.
+  kTimeout,          // `rank` waited for `peer` in vain.
+  kPeerGaveUp,       // Another rank gave up, in this launch or an earlier one, and blames `peer`.
+  kRowsOutside,      // ragged_all_to_all: what `rank` sends `peer` ends at row `seen` (at most
+                     // 2^32 - 1) or begins before row 0; there are `expected`.
+  kLaunchesOverlap,  // Two launches of `rank` on one pad ran at the same time.
 };
 
 // Why a kernel gave up, in host-mapped memory. The first block to fail writes it: `state` goes from
@@ -60,6 +65,12 @@ struct ErrorRecord {
   ErrorKind kind;
 };
 
+// Who fills it in keeps this rule: a rank's kernel reads and writes a place in memory by one
+// virtual address only, as accesses by several would need proxy fences between them. So
+// `input[rank]` and `output[rank]` are the only way in which the kernel touches its rank's own
+// buffers, and a multicast address only serves places that it does not touch by these
+// (multimem.cuh). The rest of the program may use other addresses of that memory: the end of a
+// kernel orders them.
 struct PeerTable {
   int32_t rank = 0;
   int32_t num_ranks = 1;

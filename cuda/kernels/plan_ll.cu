@@ -1,8 +1,7 @@
 // A plan, by lines of data and flag (LL): the flag of a line says that its data are there.
 //
 // Phases    For each turn, the actions of this rank's program in their order. Every thread does
-// them
-//           all, for its lines of each chunk, and waits for nobody but who stores these.
+//           them all, for its lines of each chunk, and waits for nobody but who stores these.
 // Layout    plan_scratch.h. A line has 8 bytes of a chunk.
 // Flags     SignalPad::plan_lines, counted per block and turn; its parity chooses the half.
 // Reuse     In the plan that follows, a rank may send without receiving, and so run ahead of those

@@ -38,27 +38,9 @@ int64_t MaxLaneNbytes(const Call& call) {
 
 std::string Text(int64_t value) { return std::to_string(value); }
 
-std::optional<std::string> RefusalOfSizes(const Call& call) {
-  if (MaxLaneNbytes(call) == 0) {
-    const bool is_ll = call.kernel == Kernel::kPlanLL;
-    return "has room for " + Text(is_ll ? kPlanLinesPerTurn : kPlanNbytesPerTurn / kLaneUnit) +
-           " values that a rank is sent, and the plan has " + Text(VariantOf(call).num_slots);
-  }
-  const int num_blocks = call.num_blocks > 0 ? call.num_blocks : PlanBlocksFor(call, {});
-  if (call.kernel == Kernel::kPlanLL) {
-    if (ChunkNbytes(call) > kMaxLineChunkNbytes) {
-      return "serves chunks of up to " + Text(kMaxLineChunkNbytes) + " bytes, not " +
-             Text(ChunkNbytes(call));
-    }
-    if (num_blocks > kMaxLineBlocks) {
-      return "runs in at most " + Text(kMaxLineBlocks) + " thread blocks, not " + Text(num_blocks);
-    }
-    return std::nullopt;
-  }
-  const PlanLanes lanes = LanesOf(call, num_blocks);
-  // The counter of a block must not get so far that ">=" is taken for "<".
-  if (int64_t{lanes.num_turns} * lanes.ticks_per_turn < INT32_MAX) return std::nullopt;
-  return "would count more than 2^31 messages for " + Text(lanes.block_nbytes) + " bytes";
+// How often each block runs the program.
+int64_t NumTurns(const PlanLanes& lanes, int num_blocks) {
+  return CeilDiv(CeilDiv(lanes.chunk_nbytes, lanes.lane_nbytes), num_blocks);
 }
 
 }  // namespace
@@ -95,8 +77,7 @@ PlanLanes LanesOf(const Call& call, int num_blocks) {
   const int64_t unit = call.kernel == Kernel::kPlanLL ? kLineDataNbytes : kLaneUnit;
   const int64_t share = RoundUp(CeilDiv(lanes.chunk_nbytes, num_blocks), unit);
   lanes.lane_nbytes = std::min(std::max(share, unit), MaxLaneNbytes(call));
-  const int64_t num_lanes = CeilDiv(lanes.chunk_nbytes, lanes.lane_nbytes);
-  lanes.num_turns = static_cast<int32_t>(CeilDiv(num_lanes, num_blocks));
+  lanes.num_turns = static_cast<int32_t>(NumTurns(lanes, num_blocks));
   return lanes;
 }
 
@@ -114,7 +95,7 @@ int64_t PlanScratchNbytes(const Call& call, int num_blocks) {
   return int64_t{num_blocks} * 2 * lanes.num_slots * lanes.lane_nbytes;
 }
 
-std::optional<std::string> PlanRefusal(const Call& call) {
+std::optional<std::string> ProgramRefusal(const Call& call) {
   if (call.program == nullptr) return "needs the program of a plan, and the call has none";
   if (call.program->num_ranks != call.peers.num_ranks) {
     return "got a plan for " + Text(call.program->num_ranks) + " ranks, not " +
@@ -123,7 +104,30 @@ std::optional<std::string> PlanRefusal(const Call& call) {
   if (call.reduce_op == ReduceOp::kMean) {
     return "has no mean: a plan reduces in several steps, and its sum is to be divided afterwards";
   }
-  return RefusalOfSizes(call);
+  return std::nullopt;
+}
+
+std::optional<std::string> PlanSizesRefusal(const Call& call) {
+  if (MaxLaneNbytes(call) == 0) {
+    const bool is_ll = call.kernel == Kernel::kPlanLL;
+    return "has room for " + Text(is_ll ? kPlanLinesPerTurn : kPlanNbytesPerTurn / kLaneUnit) +
+           " values that a rank is sent, and the plan has " + Text(VariantOf(call).num_slots);
+  }
+  const int num_blocks = call.num_blocks > 0 ? call.num_blocks : PlanBlocksFor(call, {});
+  if (call.kernel == Kernel::kPlanLL) {
+    if (ChunkNbytes(call) > kMaxLineChunkNbytes) {
+      return "serves chunks of up to " + Text(kMaxLineChunkNbytes) + " bytes, not " +
+             Text(ChunkNbytes(call));
+    }
+    if (num_blocks > kMaxLineBlocks) {
+      return "runs in at most " + Text(kMaxLineBlocks) + " thread blocks, not " + Text(num_blocks);
+    }
+    return std::nullopt;
+  }
+  const PlanLanes lanes = LanesOf(call, num_blocks);
+  // The counter of a block must not get so far that ">=" is taken for "<".
+  if (NumTurns(lanes, num_blocks) < INT32_MAX / lanes.ticks_per_turn) return std::nullopt;
+  return "would count more than 2^31 messages for " + Text(lanes.block_nbytes) + " bytes";
 }
 
 }  // namespace jcoll::gpu

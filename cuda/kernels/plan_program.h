@@ -98,14 +98,16 @@ struct PlanProgram : PlanShape {
 
 PlanProgram CompilePlan(const PlanPrograms& programs);
 
-// ---- For launch.cc and refusal.cc. The call has a program for so many ranks.
+// ---- For launch.cc and refusal.cc.
 
 bool IsPlan(Kernel kernel);
+// As Refusal: whether the call has a program for so many ranks, which all that follows needs.
+std::optional<std::string> ProgramRefusal(const Call& call);
+// The same for its sizes.
+std::optional<std::string> PlanSizesRefusal(const Call& call);
 PlanCode CodeOf(const Call& call);
 PlanLanes LanesOf(const Call& call, int num_blocks);
 int PlanBlocksFor(const Call& call, const DeviceFacts& device);
 int64_t PlanScratchNbytes(const Call& call, int num_blocks);
-// As Refusal.
-std::optional<std::string> PlanRefusal(const Call& call);
 
 }  // namespace jcoll::gpu

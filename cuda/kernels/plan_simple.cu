@@ -6,9 +6,8 @@
 //           output.
 // Barrier   The peers' kernels run: their outputs and slots are free.
 // Counters  A block counts its messages, and the turns it has left, on from its epoch, in the
-// peers'
-//           inboxes of the barrier. All ranks count the same ticks for a launch, and every launch
-//           begins with a barrier of all, so that no count ever gets so old that ">=" fails.
+//           peers' inboxes of the barrier. All ranks count the same ticks for a launch, and every
+//           launch begins with a barrier of all, so that no count ever gets so old that ">=" fails.
 // Reuse     A slot is written once in a turn, and again two turns later: for that, the sender waits
 //           until its receivers have left the turn in which they read it. What a rank is sent it
 //           waits for, so that nothing is on its way to it when it leaves the last turn.

@@ -4,14 +4,13 @@
 // Phases    barrier; the offsets and sizes are checked; rows are stored to the peers' outputs, one
 //           update after another, each by the whole grid; barrier.
 // Layout    The updates for rank p are numbers [p U, (p+1) U) of the offsets and sizes, with
-//           U = updates_per_rank. Rows that nobody sends keep what the output has. Receivers need
-//           not read recv_sizes.
+//           U = updates_per_rank. Rows that nobody sends keep what the output has. Nobody
+//           needs jax.lax's recv_sizes.
 // Barriers  The first: a peer's output is there and free when its kernel runs. The last: what peers
 //           have stored is here when a rank returns.
 // Bytes     The rows that a rank sends to others, stored to peers.
 // Errors    Rows outside of the sender's input or the receiver's output: nothing at all is sent,
-// and
-//           every rank gives up (kRowsOutside), as the receivers' outputs are not right.
+//           and every rank gives up (kRowsOutside), as the receivers' outputs are not right.
 // Needs     input and output of a rank not to overlap; rows sent to different places.
 #include "cuda/kernels/copy.cuh"
 #include "cuda/kernels/shards.cuh"

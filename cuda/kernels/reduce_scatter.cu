@@ -3,8 +3,7 @@
 // Phases    barrier; output[i] = input 0[r, i] + input 1[r, i] + ...; barrier.
 // Layout    input = [block for rank 0 | block for rank 1 | ...].
 // Barriers  The first: a peer's input is there when its kernel runs. The last: a rank may return,
-// and
-//           its program overwrite the input, only when all peers have read it.
+//           and its program overwrite the input, only when all peers have read it.
 // Bytes     (N-1)/N of an input read from peers by each rank.
 // In place  The output may be block r of the input, which nobody else reads. They must not overlap
 //           otherwise.

@@ -11,6 +11,8 @@ namespace {
 
 using Why = std::optional<std::string>;
 
+constexpr int64_t kMaxNbytes = int64_t{1} << 40;
+
 const char* Name(ReduceOp op) {
   static constexpr const char* kNames[] = {"none", "sum", "mean", "min", "max", "prod"};
   return kNames[static_cast<int>(op)];
@@ -96,9 +98,12 @@ Why OfReduction(const Call& call) {
 }
 
 Why OfSizes(const Call& call) {
-  constexpr int64_t kMaxNbytes = int64_t{1} << 40;
-  if (call.count < 0 || call.count > kMaxNbytes / Size(call.dtype) / call.peers.num_ranks) {
-    return "serves 0 to 2^40 bytes, not " + std::to_string(call.peers.num_ranks) + " blocks of " +
+  if (call.count < 0 || call.count > kMaxNbytes / Size(call.dtype)) {
+    return "serves 0 to 2^40 bytes, not " + std::to_string(call.count) + " " + Name(call.dtype);
+  }
+  const int64_t nbytes = std::max(InputNbytes(call), OutputNbytes(call));
+  if (nbytes > kMaxNbytes) {
+    return "serves 0 to 2^40 bytes, not " + std::to_string(nbytes) + ", in blocks of " +
            std::to_string(call.count) + " " + Name(call.dtype);
   }
   if (call.num_blocks < 0 || call.num_blocks > kMaxBlocks) {
@@ -128,7 +133,6 @@ Why OfLines(const Call& call) {
 Why OfRows(const Call& call) {
   if (call.kernel != Kernel::kRaggedAllToAll) return std::nullopt;
   const RaggedRows& rows = call.rows;
-  constexpr int64_t kMaxNbytes = int64_t{1} << 40;
   const int64_t most = std::max(rows.input_rows, rows.output_rows);
   const bool negative = rows.input_rows < 0 || rows.output_rows < 0 || rows.row_nbytes < 0;
   if (negative || most > kMaxNbytes / std::max<int64_t>(rows.row_nbytes, 1)) {
@@ -190,12 +194,14 @@ std::optional<std::string> Refusal(const Call& call, const DeviceFacts& device) 
   const KernelFacts facts = FactsOf(call.kernel);
   Why why = OfDevice(call, device);
   if (!why) why = OfPeers(call);
-  if (!why) why = OfSizes(call);
-  if (!why && IsPlan(call.kernel)) why = PlanRefusal(call);
-  const bool reduces = IsPlan(call.kernel) ? call.program && call.program->reduces : facts.reduces;
-  if (!why && reduces) why = OfReduction(call);
-  if (!why) why = OfLines(call);
+  if (!why && IsPlan(call.kernel)) why = ProgramRefusal(call);
   if (!why) why = OfRows(call);
+  if (!why) why = OfSizes(call);
+  if (!why && IsPlan(call.kernel)) why = PlanSizesRefusal(call);
+  if (!why && (IsPlan(call.kernel) ? call.program->reduces : facts.reduces)) {
+    why = OfReduction(call);
+  }
+  if (!why) why = OfLines(call);
   if (!why) why = OfBuffers(call);
   if (!why) return std::nullopt;
   return std::string(facts.name) + " " + *why;

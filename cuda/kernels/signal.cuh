@@ -33,7 +33,7 @@ class BlockSync {
         op_id_(op_id),
         epoch_(pad_->epoch[blockIdx.x]),
         line_epoch_(pad_->line_epoch[blockIdx.x]) {
-    alive_ = !__syncthreads_or(GaveUp());
+    alive_ = !__syncthreads_or(GaveUp() || IsSecond());
   }
 
   // Whether all ranks' block of this number came here in time; the same for all threads of the
@@ -41,11 +41,13 @@ class BlockSync {
   __device__ bool Barrier(Order order) {
     if (!alive_) return false;
     ++epoch_;
+    if (phase_ == Phase::kOutside) phase_ = Phase::kEntering;
     __syncthreads();  // What any thread of the block did before is before the thread that signals.
     Arrive(order);
     const bool failed = !Await(order);
     if (threadIdx.x == 0) pad_->epoch[blockIdx.x] = epoch_;
-    return Agree(!failed);
+    if (Agree(!failed)) phase_ = Phase::kInside;
+    return alive_;
   }
 
   // A block that has passed a barrier may count further events, as ticks behind the barrier's
@@ -99,15 +101,23 @@ class BlockSync {
     return line_epoch_;
   }
 
-  // The last thing that a kernel does. The block that is last poisons the output, if this rank has
-  // given up: when all others are through, nothing of the rank's own overwrites that.
+  // The last thing that a kernel does. A block that has failed stays until no peer touches its
+  // rank's memory any more, which the program may use for something else when the kernel is over.
+  // The block that is last poisons the output, if this rank has given up: when all others are
+  // through, nothing overwrites that.
   __device__ void Leave(const Poison& poison) {
     __syncthreads();
+    if (!alive_) {
+      if (threadIdx.x == 0) st_release_sys(&pad_->gone[blockIdx.x], 1);
+      AwaitPeersGone();
+      __syncthreads();
+    }
     bool poisons = false;
     if (threadIdx.x == 0 && add_acq_rel_gpu(&pad_->blocks_done, 1) == gridDim.x - 1) {
       pad_->blocks_done = 0;
-      ++pad_->calls;
-      poisons = ld_relaxed_sys(&pad_->dead) != 0;
+      st_relaxed_sys(&pad_->owned, 0);
+      st_relaxed_sys(&pad_->calls, pad_->calls + 1);
+      poisons = GaveUp();
     }
     if (__syncthreads_or(poisons)) Fill(poison);
   }
@@ -150,6 +160,12 @@ class BlockSync {
  private:
   // Looking at the clock and at `dead` costs about as much as a poll.
   static constexpr uint32_t kPollsPerLook = 8;
+  // By then a store to a peer's pad has long been seen there: links take microseconds.
+  static constexpr uint64_t kSettledNs = 1'000'000;
+
+  // Where this block is in its launch: before its first barrier, in it, or behind it, where peers
+  // read and write its rank's buffers, and it theirs.
+  enum class Phase { kOutside, kEntering, kInside };
 
   __device__ static uint32_t Seen(uint32_t value) { return value; }
   __device__ static uint32_t Seen(const Line& line) { return line.half[1] >> 32; }
@@ -160,11 +176,41 @@ class BlockSync {
     }
   }
 
+  // Peers that have given up may have come here before. So each thread, after its signal to a peer,
+  // looks whether any has: either it sees that, or the peer has seen the signal when it leaves, and
+  // waits for this block to be gone. The look is under way together with that for the peer.
   __device__ bool Await(Order order) {
     for (int p = threadIdx.x; p < peers_.num_ranks; p += blockDim.x) {
-      if (p != peers_.rank && !AwaitTick(p, 0, order)) return false;
+      if (p == peers_.rank) continue;
+      const bool is_told = ld_relaxed_sys(&pad_->dead) != 0;
+      if (!AwaitTick(p, 0, order) || (is_told && GaveUp())) return false;
     }
     return true;
+  }
+
+  // After a failure, when `gone` is set: until all peers' block of this number is gone too, or
+  // through with this launch, or did not come to its first barrier in time for it to be passed. A
+  // peer that has stopped inside does none of these: then it ends after another timeout.
+  __device__ void AwaitPeersGone() {
+    if (phase_ == Phase::kOutside) return;  // No peer got in, as it lacks this block's signal.
+    const uint64_t start = global_timer_ns();
+    for (int p = threadIdx.x; p < peers_.num_ranks; p += blockDim.x) {
+      while (p != peers_.rank && !IsGone(p)) {
+        const uint64_t waited = global_timer_ns() - start;
+        if (waited >= peers_.timeout_ns) return;
+        if (waited >= kSettledNs && !MayBeInside(p)) break;
+        pause();
+      }
+    }
+  }
+  __device__ bool IsGone(int peer) {
+    const SignalPad* pad = peers_.pad[peer];
+    return ld_acquire_sys(&pad->gone[blockIdx.x]) != 0 ||
+           static_cast<int32_t>(ld_relaxed_sys(&pad->calls) - pad_->calls) > 0;
+  }
+  __device__ bool MayBeInside(int peer) {
+    const uint32_t seen = ld_relaxed_sys(&pad_->inbox[blockIdx.x][peer]);
+    return phase_ == Phase::kInside || static_cast<int32_t>(seen - epoch_) >= 0;
   }
 
   // Whether this rank has given up, or has been told to. One that was told has its own record.
@@ -172,6 +218,14 @@ class BlockSync {
     const uint32_t dead = ld_relaxed_sys(&pad_->dead);
     if (dead == 0) return false;
     Record(ErrorKind::kPeerGaveUp, static_cast<int32_t>(dead) - 1, epoch_, epoch_, 0);
+    return true;
+  }
+
+  // Whether another launch on this pad has not ended yet, which would use the same counters.
+  __device__ bool IsSecond() {
+    const bool looks = blockIdx.x == 0 && threadIdx.x == blockDim.x - 1;
+    if (!looks || exchange_relaxed_sys(&pad_->owned, 1) == 0) return false;
+    GiveUp(ErrorKind::kLaunchesOverlap, peers_.rank, 0, 1, 0);
     return true;
   }
 
@@ -191,7 +245,7 @@ class BlockSync {
     st_release_sys(&error->state, 2);
   }
 
-  // A peer that does not know yet may still store its part, which is right.
+  // A peer that has stopped inside, and goes on after another timeout, may still store its part.
   JCOLL_RACY __device__ static void Fill(const Poison& poison) {
     char* output = static_cast<char*>(poison.output);
     for (int64_t i = threadIdx.x; i < poison.nbytes; i += blockDim.x) {
@@ -205,6 +259,7 @@ class BlockSync {
   uint32_t epoch_;       // Barriers that this block has passed, or waits in.
   uint32_t line_epoch_;  // The flag of the last exchange by lines.
   bool alive_;
+  Phase phase_ = Phase::kOutside;
 };
 
 }  // namespace jcoll::gpu

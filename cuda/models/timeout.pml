@@ -3,11 +3,15 @@
  * it does not launch, or some of its threads hang before they signal. A deadline may fire at any
  * time: that a rank is only slow must do no harm.
  *
- * Who gives up tells all ranks by a store to `dead` in their pads, which they see late.
+ * Who gives up tells all ranks by a store to `dead` in their pads, which they see late. Behind a
+ * barrier, a rank reads and writes its peers' buffers. A rank whose launch is over uses its own for
+ * something else; so one that has failed first waits until no peer is inside.
+ *
  *
  * Proved: a barrier returns success only if all ranks have entered it, so that with a rank that
  * stopped before it nobody succeeds; a launch with a barrier that failed is poisoned, and so are
- * all later ones; all threads of the other ranks come to an end. */
+ * all later ones; nobody touches the buffers of a rank whose launch is over; all threads of the
+ * other ranks come to an end. */
 
 #include "memory.pml"
 #include "signal.pml"
@@ -26,6 +30,10 @@ bool told[N];         /* SignalPad::dead is set, by a peer; perhaps not seen yet
 bool dead[N];         /* It is set, and this rank is sure to see it. */
 bool failed[N];       /* __syncthreads_or of the block's threads in this launch. */
 byte who_stopped = N; /* N: nobody. */
+bool is_gone[N];        /* SignalPad::gone. */
+byte calls[N];        /* Launches that are through; SignalPad::calls. */
+byte over[N];         /* The first launch that the rank left as failed: it uses its buffers for
+                         something else. 0: none. */
 
 #ifdef BUG_NO_DEADLINE
 #define DEADLINE false
@@ -106,25 +114,104 @@ inline begin_launch(me) {
   if
   :: MAY_SEE_DEAD(me) -> d_step { dead[me] = true; fail(me) }
   :: !dead[me]
+  fi;
+#endif
+  entered_barrier = !failed[me]
+}
+
+/* After a signal to a peer: either this sees that the peer gave up, or the peer sees the signal. */
+inline look_again(me) {
+#ifndef BUG_NO_SECOND_LOOK
+  if
+  :: MAY_SEE_DEAD(me) -> d_step { dead[me] = true; fail(me) }
+  :: !dead[me]
   fi
+#else
+  skip
 #endif
 }
 
-inline end_launch(me) {
+#ifdef BUG_LOOKS_BEFORE_SIGNAL
+#define BEFORE_SIGNAL(me) look_again(me)
+#define AFTER_SIGNAL(me) skip
+#else
+#define BEFORE_SIGNAL(me) skip
+#define AFTER_SIGNAL(me) look_again(me)
+#endif
+
+/* All that was stored by now is seen: a while after it gave up, a rank may count on that. */
+inline settle(me) {
+#ifndef BUG_NOT_SETTLED
   d_step {
-    if
-    :: failed[me] ->
-      assert(dead[me]);
-      has_failed = true
-    :: else ->
-      assert(!has_failed);
-      for (i : 0 .. N - 1) {
-        assert(entered[i] >= launch)
-      };
-      i = 0
-    fi;
-    epoch[me] = ADD(epoch[me], 1)
+    for (i : 0 .. N - 1) {
+      dead[i] = true;
+      if
+      :: i != me ->
+        do
+        :: nempty(on_the_way[PAIR(me, i, 0)]) -> see(me, i, 0)
+        :: empty(on_the_way[PAIR(me, i, 0)]) -> break
+        od
+      :: else
+      fi
+    };
+    i = 0
   }
+#else
+  skip
+#endif
+}
+
+/* BlockSync::AwaitPeersGone. Another deadline ends it if a peer has stopped inside; not if it is
+ * only slow: that it takes longer than a deadline to get out is excluded. */
+#define MAY_BE_INSIDE(me, peer, number) \
+  (!is_gone[peer] && calls[peer] < (number) && who_stopped != (peer) && \
+   REACHED(inbox[PAIR(me, peer, 0)], ADD(epoch[me], 1)))
+
+inline await_peers_gone(me, number) {
+#ifndef BUG_LEAVES_AT_ONCE
+  is_gone[me] = true;
+  if
+  :: entered_barrier ->
+    settle(me);
+    do
+    :: i == N -> break
+    :: i < N && (i == me || !MAY_BE_INSIDE(me, i, number)) -> i++
+    od;
+    i = 0
+  :: else
+  fi
+#else
+  skip
+#endif
+}
+
+/* Behind the barrier, on peers' buffers; a rank may stop there too. */
+inline touch_peers(me) {
+  d_step {
+    assert(!has_failed);
+    for (i : 0 .. N - 1) {
+      assert(entered[i] >= launch);
+      assert(over[i] == 0 || over[i] > launch)
+    };
+    i = 0
+  }
+}
+
+inline end_launch(me) {
+  if
+  :: failed[me] ->
+    assert(dead[me]);
+    has_failed = true;
+    await_peers_gone(me, launch);
+    if
+    :: over[me] == 0 -> over[me] = launch
+    :: else
+    fi
+  :: else ->
+    may_stop(me);
+    touch_peers(me)
+  fi;
+  d_step { calls[me] = launch; epoch[me] = ADD(epoch[me], 1) }
 }
 
 proctype Signaller(byte me, peer) {
@@ -140,7 +227,9 @@ proctype Signaller(byte me, peer) {
     :: else ->
       target = ADD(epoch[me], 1);
       may_stop(me);
+      BEFORE_SIGNAL(me);
       arrive(me, peer, 0, target, ORDERED);
+      AFTER_SIGNAL(me);
       wait_or_give_up(me, peer, target)
     fi;
     sync_unless_stopped(me)
@@ -151,7 +240,7 @@ gone:
 
 proctype Worker(byte me) {
   byte launch, i;
-  bool my_phase, has_failed;
+  bool my_phase, has_failed, entered_barrier;
   do
   :: launch == LAUNCHES -> break
   :: else ->
@@ -166,7 +255,7 @@ gone:
 
 proctype Rank(byte me) {
   byte launch, peer, target, i;
-  bool has_failed;
+  bool has_failed, entered_barrier;
   do
   :: launch == LAUNCHES -> break
   :: else ->
@@ -177,6 +266,7 @@ proctype Rank(byte me) {
     :: peer == me && !failed[me] -> peer++
     :: peer < N && peer != me && !failed[me] ->
       may_stop(me);
+      BEFORE_SIGNAL(me);
       arrive(me, peer, 0, target, ORDERED);
       peer++
     od;
@@ -184,7 +274,10 @@ proctype Rank(byte me) {
     do
     :: peer == N || failed[me] -> break
     :: peer == me && !failed[me] -> peer++
-    :: peer < N && peer != me && !failed[me] -> wait_or_give_up(me, peer, target); peer++
+    :: peer < N && peer != me && !failed[me] ->
+      AFTER_SIGNAL(me);
+      wait_or_give_up(me, peer, target);
+      peer++
     od;
     peer = 0;
     end_launch(me)

@@ -22,11 +22,16 @@ constexpr bool kIsEmulated = true;
 // Of memory that kernels see too.
 template <typename T>
 using Allocator = std::allocator<T>;
+template <typename T>
+using HostAllocator = std::allocator<T>;
 
 // Everything that the kernels can use.
 inline jcoll::gpu::DeviceFacts Facts() { return {100, 108}; }
 
 inline cudaStream_t Handle(Stream& stream) { return &stream; }
+
+// How long kernels wait for each other, if a test does not say it: longer than any delay here.
+constexpr uint64_t TimeoutNs() { return 60'000'000'000; }
 
 // Threads of a block from now on, which a test of many small cases may want fewer of.
 inline void UseThreads(int threads_per_block = 4) {

@@ -70,20 +70,36 @@ class Buffer {
   int64_t nbytes_;
 };
 
-// Of memory that kernels see too.
-template <typename T>
-struct Allocator {
+// The host's memory, which kernels see too.
+inline void* AllocateOnHost(int64_t nbytes) {
+  Start();
+  void* memory = nullptr;
+  Check(cudaHostAlloc(&memory, static_cast<size_t>(nbytes), cudaHostAllocMapped), "cudaHostAlloc");
+  return memory;
+}
+
+template <typename T, void* (*kAllocate)(int64_t), cudaError_t (*kFree)(void*)>
+struct AllocatorBy {
   using value_type = T;
-  Allocator() = default;
   template <typename U>
-  Allocator(const Allocator<U>&) {}
+  struct rebind {
+    using other = AllocatorBy<U, kAllocate, kFree>;
+  };
+  AllocatorBy() = default;
+  template <typename U>
+  AllocatorBy(const AllocatorBy<U, kAllocate, kFree>&) {}
   T* allocate(size_t count) {
-    return static_cast<T*>(AllocateShared(static_cast<int64_t>(count * sizeof(T))));
+    return static_cast<T*>(kAllocate(static_cast<int64_t>(count * sizeof(T))));
   }
-  void deallocate(T* p, size_t) { cudaFree(p); }
-  friend bool operator==(const Allocator&, const Allocator&) { return true; }
-  friend bool operator!=(const Allocator&, const Allocator&) { return false; }
+  void deallocate(T* p, size_t) { kFree(p); }
+  friend bool operator==(const AllocatorBy&, const AllocatorBy&) { return true; }
+  friend bool operator!=(const AllocatorBy&, const AllocatorBy&) { return false; }
 };
+// Of memory that kernels see too; the latter where jcoll's own is the host's.
+template <typename T>
+using Allocator = AllocatorBy<T, AllocateShared, cudaFree>;
+template <typename T>
+using HostAllocator = AllocatorBy<T, AllocateOnHost, cudaFreeHost>;
 
 // There is no switch between the ranks of one GPU; see CanRun in world.h.
 class Multicast {
@@ -119,6 +135,13 @@ inline jcoll::gpu::DeviceFacts Facts() {
   return {10 * Attribute(cudaDevAttrComputeCapabilityMajor) +
               Attribute(cudaDevAttrComputeCapabilityMinor),
           Attribute(cudaDevAttrMultiProcessorCount)};
+}
+
+// How long kernels wait for each other, if a test does not say it. A tool that runs launches one
+// after the other sets it, so that they do not wait for long.
+inline uint64_t TimeoutNs() {
+  const char* seconds = std::getenv("JCOLL_TIMEOUT");
+  return static_cast<uint64_t>((seconds == nullptr ? 60 : std::atof(seconds)) * 1e9);
 }
 
 // A kernel has as many threads as it is compiled for.

@@ -90,8 +90,8 @@ TEST(Broadcast) {
   });
 }
 
-TEST(InPlace) {
-  for (int n : {1, 2, 5}) {
+void CheckInPlace(std::initializer_list<int> groups) {
+  for (int n : groups) {
     World world(n);
     Random random(3);
     const auto inputs = RandomBytes(n, 1000, random);
@@ -118,6 +118,9 @@ TEST(InPlace) {
     world.ExpectNoErrors();
   }
 }
+
+TEST(InPlace) { CheckInPlace({2, 5}); }
+TEST(AloneInPlace) { CheckInPlace({1}); }
 
 // What one rank has before a barrier, every rank has after it.
 TEST(Barrier) {

@@ -1,5 +1,6 @@
 // Ranks that stop in the middle of plans: all others leave in time, and say who stopped, also those
 // who waited for somebody else; nothing looks right, and nothing runs any more.
+#include "tests/cuda/late_rank.h"
 #include "tests/cuda/plans.h"
 
 namespace {
@@ -82,16 +83,25 @@ TEST(RankThatNeverLaunches) {
 
 // Those who were through before they could notice find out in the next call.
 TEST(BlockThatStops) {
+  constexpr int64_t kSteps[] = {1, 40, 90};
+  int turn = 0;
   for (const Program& program : kPrograms) {
     for (Kernel kernel : kProtocols) {
-      for (int64_t step : {1, 40, 90}) {
-        Fixture f(program, kernel);
-        jcoll::emulator::StopBlock(kStopped, 1, step);
-        f.world.Run(f.call, &f.input, &f.output);
-        f.world.Run(f.call, &f.input, &f.output, /*absent=*/kStopped);
-        EXPECT_EQ(f.NumGivenUp(), kNumRanks - 1);
-      }
+      Fixture f(program, kernel);
+      jcoll::emulator::StopBlock(kStopped, 1, kSteps[turn++ % std::size(kSteps)]);
+      f.world.Run(f.call, &f.input, &f.output);
+      f.world.Run(f.call, &f.input, &f.output, /*absent=*/kStopped);
+      EXPECT_EQ(f.NumGivenUp(), kNumRanks - 1);
     }
+  }
+}
+
+// As in faults_test.cc. By lines, nobody touches anything but scratch.
+TEST(RankThatComesLate) {
+  for (auto place : {late_rank::Place::kOutside, late_rank::Place::kInside}) {
+    Fixture f({"ring", PlanOp::kAllReduce}, Kernel::kPlanSimple);
+    late_rank::Run(&f.world, std::vector<Call>(kNumRanks, f.call), f.input, f.output, kStopped,
+                   /*block=*/0, place, [&](int rank) { return f.IsPoisoned(rank); });
   }
 }
 

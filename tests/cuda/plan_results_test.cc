@@ -254,6 +254,10 @@ TEST(Refusals) {
   large.simple.num_messages = 1 << 20;
   call.count = int64_t{1} << 36;
   EXPECT_CONTAINS(RefusalOf(call), "would count more than 2^31 messages");
+  large.simple.num_messages = 0;
+  call.count = int64_t{1} << 38;  // 2^31 turns of 128 bytes of each of 4 chunks.
+  call.num_blocks = 1;
+  EXPECT_CONTAINS(RefusalOf(call), "would count more than 2^31 messages");
 }
 
 }  // namespace

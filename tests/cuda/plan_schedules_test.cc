@@ -4,16 +4,22 @@
 #include <thread>
 
 #include "tests/cuda/plans.h"
+#include "tests/cuda/rounds.h"
 #include "tests/cuda/schedules.h"
 
 namespace {
 
 using namespace plans;
+using rounds::Value;
 using schedules::OnRank;
-using schedules::Value;
 
 constexpr int64_t kMaxCount = 150;
-constexpr int64_t kLongCount = 600'001;  // Many turns of one block.
+constexpr int64_t kLongCount = 300'001;  // 5 turns of one block, or more.
+#ifdef __SANITIZE_THREAD__
+constexpr uint32_t kNumLong = 1;  // A tenth of the speed.
+#else
+constexpr uint32_t kNumLong = 4;
+#endif
 
 // Around a call, in stream order and without waiting for anybody: every rank writes its input
 // before, and checks its output after.
@@ -114,7 +120,7 @@ TEST(SeveralTurns) {
   jcoll::emulator::Options options;
   options.threads_per_block = 2;
   options.max_delay_us = 3000;  // Longer than a peer takes for a turn.
-  for (options.delay_seed = 1; options.delay_seed <= 4; ++options.delay_seed) {
+  for (options.delay_seed = 1; options.delay_seed <= kNumLong; ++options.delay_seed) {
     jcoll::emulator::SetOptions(options);
     World world(3);
     Program program(&world, options.delay_seed, kLongCount * 4);

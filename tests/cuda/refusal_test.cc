@@ -68,9 +68,20 @@ TEST(Sizes) {
   call.count = int64_t{1} << 37;
   EXPECT_EQ(Why(call), "");
   call.count += 1;
-  EXPECT_EQ(Why(call), "all_gather serves 0 to 2^40 bytes, not 8 blocks of 137438953473 uint8");
+  EXPECT_EQ(
+      Why(call),
+      "all_gather serves 0 to 2^40 bytes, not 1099511627784, in blocks of 137438953473 uint8");
   call.count = -1;
-  EXPECT(!Why(call).empty());
+  EXPECT_EQ(Why(call), "all_gather serves 0 to 2^40 bytes, not -1 uint8");
+  call.count = INT64_MAX;
+  EXPECT_EQ(Why(call), "all_gather serves 0 to 2^40 bytes, not 9223372036854775807 uint8");
+  for (Kernel kernel : {Kernel::kAllReduceTwoShot, Kernel::kBroadcast}) {  // One block for all.
+    call = MakeCall(kernel, DType::kU8);
+    call.count = int64_t{1} << 40;
+    EXPECT_EQ(Why(call), "");
+    call.count += 1;
+    EXPECT(!Why(call).empty());
+  }
   call = MakeCall(Kernel::kAllGather);
   call.num_blocks = 65;
   EXPECT_EQ(Why(call), "all_gather runs in at most 64 thread blocks, not 65");

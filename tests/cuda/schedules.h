@@ -10,32 +10,11 @@
 
 namespace schedules {
 
-// The value of element i of rank r's input in round `round`.
-inline int32_t Value(int round, int rank, int64_t i) {
-  return static_cast<int32_t>(round * 1000003 + rank * 7919 + i * 31);
-}
-
 // Runs `body` on the host in stream order: a kernel of one thread.
 inline void OnRank(world::World* world, int rank, std::function<void()> body) {
   world->stream(rank).Enqueue(1, [body = std::move(body)] {
     if (threadIdx.x == 0) body();
   });
-}
-
-// Counters start just below 2^32, so that each of them wraps around on the way.
-inline void StartNearWrap(world::World* world) {
-  for (int r = 0; r < world->num_ranks(); ++r) {
-    jcoll::gpu::SignalPad& pad = world->pad(r);
-    for (int b = 0; b < jcoll::gpu::kMaxBlocks; ++b) {
-      pad.epoch[b] = 0u - 9 - static_cast<uint32_t>(b);
-      pad.line_epoch[b] = 0u - 4 - static_cast<uint32_t>(b);
-      pad.plan_lines[b] = 0u - 6 - static_cast<uint32_t>(b);
-      for (int p = 0; p < world->num_ranks(); ++p) {
-        pad.inbox[b][p] = pad.epoch[b];
-        pad.lines_read[b][p] = pad.plan_lines[b];
-      }
-    }
-  }
 }
 
 // Random calls of a Program made by make(&world), with delays by `options`. `lines`: the counter of
@@ -46,7 +25,7 @@ void RunSeed(int num_ranks, int num_rounds, const jcoll::emulator::Options& opti
   jcoll::emulator::SetOptions(options);
   {
     world::World world(num_ranks);
-    StartNearWrap(&world);
+    world.StartNearWrap();
     auto program = make(&world);
     for (int round = 0; round < num_rounds; ++round) program->Enqueue(round);
     world.Synchronize();

@@ -2,14 +2,15 @@
 // each other by whole calls, and inputs and outputs change hands as fast as the kernels allow.
 #include "tests/cuda/schedules.h"
 #include "tests/cuda/elements.h"
+#include "tests/cuda/rounds.h"
 
 namespace {
 
 using namespace world;
 using elements::Random;
 using jcoll::gpu::RaggedRows;
+using rounds::Job;
 using schedules::OnRank;
-using schedules::Value;
 
 // LL twice, so that its counters wrap around in time.
 constexpr Kernel kKernels[] = {Kernel::kAllReduceOneShot,   Kernel::kAllReduceOneShotLL,
@@ -44,14 +45,15 @@ class Program {
     call.count = count;
     call.root = static_cast<int32_t>(random_() % world_->num_ranks());
     call.num_blocks = 1 + random_() % 3;
+    const Job job = {kernel, world_->num_ranks(), call.root, count};
     for (int r = 0; r < world_->num_ranks(); ++r) {
       Call own = world_->ForRank(call, r, &input_, &output_);
       own.peers.multicast_input = multicast_input_->address();
       own.peers.multicast_output = multicast_output_->address();
       if (call.kernel == Kernel::kRaggedAllToAll) own.rows = EvenRows(r, count);
-      OnRank(world_, r, [=] { WriteInput(call, r, round); });
+      OnRank(world_, r, [=] { WriteInput(job, r, round); });
       world_->Launch(own);
-      OnRank(world_, r, [=] { CheckOutput(call, r, round); });
+      OnRank(world_, r, [=] { CheckOutput(job, r, round); });
     }
   }
 
@@ -71,38 +73,16 @@ class Program {
     return rows;
   }
 
-  static bool IsAllToAll(Kernel kernel) {
-    return kernel == Kernel::kAllToAll || kernel == Kernel::kRaggedAllToAll;
-  }
-
-  void WriteInput(const Call& call, int rank, int round) {
-    const bool per_rank = call.kernel == Kernel::kReduceScatter || IsAllToAll(call.kernel);
-    const int64_t count = call.count * (per_rank ? world_->num_ranks() : 1);
+  void WriteInput(const Job& job, int rank, int round) {
     auto* input = reinterpret_cast<int32_t*>(input_[rank]);
-    for (int64_t i = 0; i < count; ++i) input[i] = Value(round, rank, i);
+    for (int64_t i = 0; i < job.input_count(); ++i) input[i] = rounds::Value(round, rank, i);
   }
 
-  int32_t Expected(const Call& call, int rank, int round, int64_t i) const {
-    if (call.kernel == Kernel::kBroadcast) return Value(round, call.root, i);
-    const auto source = static_cast<int>(i / call.count);
-    if (call.kernel == Kernel::kAllGather) return Value(round, source, i % call.count);
-    const int64_t own = rank * call.count;
-    if (IsAllToAll(call.kernel)) return Value(round, source, own + i % call.count);
-    uint32_t sum = 0;
-    for (int p = 0; p < world_->num_ranks(); ++p) {
-      const int64_t at = call.kernel == Kernel::kReduceScatter ? own + i : i;
-      sum += static_cast<uint32_t>(Value(round, p, at));
-    }
-    return static_cast<int32_t>(sum);
-  }
-
-  void CheckOutput(const Call& call, int rank, int round) {
-    const bool per_rank = call.kernel == Kernel::kAllGather || IsAllToAll(call.kernel);
-    const int64_t count = call.count * (per_rank ? world_->num_ranks() : 1);
+  void CheckOutput(const Job& job, int rank, int round) {
     const auto* output = reinterpret_cast<const int32_t*>(output_[rank]);
-    for (int64_t i = 0; i < count; ++i) {
-      if (output[i] == Expected(call, rank, round, i)) continue;
-      EXPECT_EQ(std::string(Name(call.kernel)) + " in round " + std::to_string(round), "right");
+    for (int64_t i = 0; i < job.output_count(); ++i) {
+      if (output[i] == job.Expected(round, rank, i)) continue;
+      EXPECT_EQ(std::string(Name(job.kernel)) + " in round " + std::to_string(round), "right");
       return;
     }
   }

@@ -56,6 +56,8 @@ PLANS = Test("plan_schedules_test", "ThreeRanks")
 TURNS = Test("plan_schedules_test", "SeveralTurns")
 LATE_PLANS = Test("plan_schedules_test", "LateReceiver")
 STOPS = Test("faults_test", "RankThatNeverLaunches")
+OVERLAP = Test("faults_test", "LaunchesThatOverlap")
+LATE = Test("faults_test", "RankThatComesLate")
 AFTERWARDS = Test("faults_test", "NextLaunchFailsAtOnce")
 STOPS_IN_PLANS = Test("plan_faults_test", "RankThatNeverLaunches")
 # What a strong memory order or luck may hide is found by ThreadSanitizer.
@@ -101,7 +103,7 @@ def barrier_bugs() -> list[Bug]:
     compare = Place(file, "static_cast<int32_t>(seen - expected) >= 0")
     inbox = Place(file, "peers_.pad[peer]->inbox[blockIdx.x][peers_.rank]")
     keep = "if (threadIdx.x == 0) pad_->epoch[blockIdx.x] = epoch_;"
-    enter = Place(file, "__syncthreads();", "++epoch_;\n    ")
+    enter = Place(file, "__syncthreads();", "phase_ = Phase::kEntering;\n    ")
     return [
         value_bug(CALLS, "waits for one epoch too few", compare, "int32_t(seen - expected) >= -1"),
         counter_bug(CALLS, "compares without wrap-around", compare, "seen >= expected"),
@@ -164,6 +166,27 @@ def end_bugs() -> list[Bug]:
         ),
         Bug(
             "deadline is ignored", Place(file, "waited < peers_.timeout_ns"), "true", STOPS, (HANG,)
+        ),
+        Bug(
+            "comes late and does not look",
+            Place(file, "is_told && GaveUp()"),
+            "false",
+            LATE,
+            (STATE,),
+        ),
+        Bug(
+            "leaves while a peer is inside",
+            Place(file, "AwaitPeersGone();", "gone[blockIdx.x], 1);\n      "),
+            ";",
+            LATE,
+            (STATE,),
+        ),
+        Bug(
+            "does not see a launch that runs",
+            Place(file, "exchange_relaxed_sys(&pad_->owned, 1) == 0"),
+            "exchange_relaxed_sys(&pad_->owned, 1) != 2",
+            OVERLAP,
+            (STATE,),
         ),
         Bug("dead flag is ignored", Place(file, "dead == 0"), "true", AFTERWARDS, (STATE,)),
         Bug(

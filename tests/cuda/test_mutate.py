@@ -52,3 +52,19 @@ def test_statements_and_contexts():
 def test_a_place_that_does_not_fit_fails(text: str, bugs: dict[int, Bug]):
     with pytest.raises(mutate.PatchError, match=r"a\.cu: "):
         mutate.seed(text, bugs, "a.cu")
+
+
+def test_a_bug_that_hides_is_looked_for_again(monkeypatch, tmp_path):
+    ends = {0: [mutate.PASSED], 1: [mutate.VALUES], 2: [TIMEOUT]}
+    monkeypatch.setattr(mutate, "run", lambda source, test, number, limit, tries: ends[tries])
+    bug = make_bug("a < b", "a")  # Which wants a time-out.
+    assert mutate.find(tmp_path, bug, 1, 9.0) == (True, [ends[0], ends[1], ends[2]])
+
+
+@pytest.mark.parametrize(
+    ("end", "num_tries"), [(mutate.PASSED, mutate.NUM_TRIES), (mutate.HANG, 1)]
+)
+def test_a_bug_that_stays_hidden_is_missed(monkeypatch, tmp_path, end: str, num_tries: int):
+    monkeypatch.setattr(mutate, "run", lambda *args: [end])
+    found, ends = mutate.find(tmp_path, make_bug("a < b", "a"), 1, 9.0)
+    assert (found, ends) == (False, [[end]] * num_tries)

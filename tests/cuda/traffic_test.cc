@@ -5,7 +5,7 @@ namespace {
 
 using namespace world;
 
-constexpr int64_t kCount = 8 * 9 * 5 * 7 * 32;  // Divides into equal parts of whole lines.
+constexpr int64_t kCount = 8 * 3 * 5 * 7 * 32;  // Divides into equal parts of whole lines.
 
 // Runs the kernel with blocks of kCount floats, and calls check(rank, what the rank moved).
 template <typename F>

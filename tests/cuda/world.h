@@ -80,6 +80,20 @@ class World {
   SignalPad& pad(int rank) { return pads_[rank]; }
   ErrorRecord& error(int rank) { return errors_[rank]; }
   Stream& stream(int rank) { return *streams_[rank]; }
+  // Counters start just below 2^32, so that each of them wraps around on the way.
+  void StartNearWrap() {
+    for (SignalPad& pad : pads_) {
+      for (int b = 0; b < jcoll::gpu::kMaxBlocks; ++b) {
+        pad.epoch[b] = 0u - 9 - static_cast<uint32_t>(b);
+        pad.line_epoch[b] = 0u - 4 - static_cast<uint32_t>(b);
+        pad.plan_lines[b] = 0u - 6 - static_cast<uint32_t>(b);
+        for (int p = 0; p < num_ranks(); ++p) {
+          pad.inbox[b][p] = pad.epoch[b];
+          pad.lines_read[b][p] = pad.plan_lines[b];
+        }
+      }
+    }
+  }
   void set_timeout_ns(uint64_t timeout_ns) { timeout_ns_ = timeout_ns; }
 
   // The call as rank `rank` makes it. `input` may be null.
@@ -110,11 +124,16 @@ class World {
 
   // On all ranks but `absent`; waits for them.
   void Run(const Call& call, const Buffers* input, const Buffers* output, int absent = -1) {
+    Run(std::vector<Call>(num_ranks(), call), input, output, absent);
+  }
+  // The same with a call for each rank.
+  void Run(const std::vector<Call>& by_rank, const Buffers* input, const Buffers* output,
+           int absent = -1) {
     const auto multicast_input = input != nullptr ? input->MakeMulticast() : nullptr;
     const auto multicast_output = output != nullptr ? output->MakeMulticast() : nullptr;
     std::vector<Call> calls;
     for (int r = 0; r < num_ranks(); ++r) {
-      calls.push_back(ForRank(call, r, input, output));
+      calls.push_back(ForRank(by_rank[r], r, input, output));
       if (multicast_input) calls[r].peers.multicast_input = multicast_input->address();
       if (multicast_output) calls[r].peers.multicast_output = multicast_output->address();
     }
@@ -153,11 +172,11 @@ class World {
 
   const jcoll::gpu::DeviceFacts device_ = Facts();
   std::vector<SignalPad, Allocator<SignalPad>> pads_;
-  std::vector<ErrorRecord, Allocator<ErrorRecord>> errors_;
+  std::vector<ErrorRecord, HostAllocator<ErrorRecord>> errors_;
   std::deque<std::vector<int32_t, Allocator<int32_t>>> images_;
   std::map<Kernel, std::vector<std::unique_ptr<Buffers>>> scratch_;
   std::vector<std::unique_ptr<Stream>> streams_;
-  uint64_t timeout_ns_ = 60'000'000'000;
+  uint64_t timeout_ns_ = TimeoutNs();
 };
 
 }  // namespace world
