@@ -18,6 +18,7 @@ from jax.tree_util import keystr, register_dataclass, tree_leaves_with_path
 
 from jcoll import errors
 from jcoll.comm.mesh import AxisName, make_call
+from jcoll.layers.data_parallel import check_gradient, is_float0
 from jcoll.ops._invariant import as_invariant
 from jcoll.ops.all_gather import all_gather
 
@@ -69,7 +70,7 @@ def check_finite(
         report.raise_if_not_finite()                  # outside, on what the step returned
 
     Args:
-      grads: a pytree of arrays; integers count as finite.
+      grads: a pytree of arrays or Python numbers; integers, and their `float0`, count as finite.
       axis_name: the axis, or a tuple of all axes, over which the gradients differ.
       algorithm, timeout_s: as in `jcoll.all_gather`, for the one collective: 4 bytes per leaf.
 
@@ -77,20 +78,25 @@ def check_finite(
       A FiniteReport, a pytree, replicated over the axis. A report and not an exception: none can
       leave compiled code of one rank while the others wait in a collective.
     """
-    call = make_call("all_gather", axis_name, algorithm=algorithm, timeout_s=timeout_s)
+    settings: dict[str, Any] = {"algorithm": algorithm, "timeout_s": timeout_s}
+    call = make_call("check_finite", axis_name, plan_op="all_gather", **settings)
     leaves = tree_leaves_with_path(grads)
-    counts = [_count(leaf) for _, leaf in leaves]
-    own = jnp.stack(counts) if counts else jnp.zeros(0, jnp.int32)
-    every = all_gather(own, axis_name, algorithm=algorithm, timeout_s=timeout_s)
-    every = as_invariant(every.reshape(call.num_ranks, len(leaves)), call.axes)
     paths = tuple(f"grads{keystr(path)}" for path, _ in leaves)
-    return FiniteReport(every, paths, f"check_finite over axis {call.axis_text}")
+    counts = [_count(call.where, path, leaf) for path, (_, leaf) in zip(paths, leaves, strict=True)]
+    own = jnp.stack(counts) if counts else jnp.zeros(0, jnp.int32)
+    every = all_gather(own, axis_name, **settings)
+    every = as_invariant(every.reshape(call.num_ranks, len(leaves)), call.axes)
+    return FiniteReport(every, paths, call.where)
 
 
-def _count(leaf: Any) -> jax.Array:
-    if leaf.dtype == jax.dtypes.float0 or not jnp.issubdtype(leaf.dtype, jnp.inexact):
+def _count(where: str, name: str, leaf: Any) -> jax.Array:
+    if is_float0(leaf):
         return jnp.zeros((), jnp.int32)
-    return jnp.sum(~jnp.isfinite(leaf), dtype=jnp.int32)
+    check_gradient(where, name, leaf)
+    array = jnp.asarray(leaf)
+    if not jnp.issubdtype(array.dtype, jnp.inexact):
+        return jnp.zeros((), jnp.int32)
+    return jnp.sum(~jnp.isfinite(array), dtype=jnp.int32)
 
 
 def _ranks(ranks: np.ndarray) -> str:

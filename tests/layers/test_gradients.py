@@ -287,11 +287,71 @@ def test_leaves_of_the_same_axes_share_one_scalar():
 
 def test_norms_of_nothing_and_of_zeros():
     assert float(layers.global_norm({})) == 0
-    clipped, norm = layers.clip_by_global_norm({"a": jnp.zeros(3), "none": None}, 1.0)
+    clip = jax.jit(functools.partial(layers.clip_by_global_norm, max_norm=1.0))
+    clipped, norm = clip({"a": jnp.zeros(3), "none": None})
     assert (float(norm), float(clipped["a"].sum())) == (0, 0)
     assert norm.dtype == jnp.float64
-    half = layers.clip_by_global_norm(jnp.full(3, 2, jnp.bfloat16), 1.0)
+    half = clip(jnp.full(3, 2, jnp.bfloat16))
     assert [x.dtype for x in half] == [jnp.bfloat16, jnp.float32]
+
+
+def test_norms_whose_squares_are_no_float32():
+    """Over the whole range, and across the bounds within one tree; with its derivative."""
+
+    @jax.jit
+    def fn(tree):
+        norm, slopes = jax.value_and_grad(layers.global_norm)(tree)
+        return norm, slopes["a"], layers.clip_by_global_norm(tree, 1.0)[0]["a"]
+
+    for largest in (1e-30, 1e-19, 1e-10, 1.0, 1e10, 2e18, 1e25, 3e37):
+        a = np.float32(largest * 10.0 ** np.linspace(0, -12, 64))
+        a[a < np.finfo(np.float32).tiny] = 0
+        norm, slopes, clipped = fn({"a": a, "b": np.float32([largest / 3, 0])})
+        want = np.linalg.norm([*np.float64(a), largest / 3])
+        np.testing.assert_allclose(norm, want, rtol=1e-6)
+        np.testing.assert_allclose(slopes, a / want, atol=1e-6)
+        np.testing.assert_allclose(clipped, a * min(1.0, 1 / want), rtol=2e-6, atol=1e-37)
+
+
+def test_clipping_never_makes_zeros():
+    """16-bit gradients are scaled in float32; NaN and Inf, and a norm that is Inf, give NaN."""
+    clip = jax.jit(layers.clip_by_global_norm)
+    half = np.full(2**20, 3e4, np.float16)  # A norm of 3.1e7: its inverse is no float16.
+    clipped, _ = clip(half, 1.0)
+    np.testing.assert_allclose(np.float32(clipped[0]), 2.0**-10, rtol=1e-3)
+    rounded, _ = clip(np.float16([3, 4]), 4.99)
+    np.testing.assert_array_equal(rounded, np.float16([3 * 0.998, 4 * 0.998]))
+    for bad in (np.inf, -np.inf, np.nan, 3.4e38):
+        grads = {"a": np.float32([bad, bad]), "b": np.float32([1.0])}
+        clipped, norm = clip(grads, 1.0)
+        assert not np.isfinite(norm)
+        assert all(np.isnan(leaf).all() for leaf in clipped.values())
+
+
+def test_leaves_that_are_no_arrays():
+    """Python numbers count, and float0, the gradient of an integer, is nothing: as in sync."""
+    nothing = np.zeros(3, jax.dtypes.float0)
+    grads = {"n": nothing, "x": 3.0, "y": np.float32(4)}
+    clipped, norm = layers.clip_by_global_norm(grads, 1.0)
+    assert clipped["n"] is nothing
+    np.testing.assert_allclose([norm, clipped["x"], clipped["y"]], [5, 0.6, 0.8], rtol=1e-6)
+    in_specs = (P(),)
+    check = lambda x: layers.check_finite({**grads, "z": x}, "data")  # noqa: E731
+    report = run(check, np.float32(np.nan), in_specs=in_specs)
+    np.testing.assert_array_equal(report.counts, [[0, 0, 0, 1]] * report.counts.shape[0])
+    for fn in (layers.global_norm, lambda tree: layers.check_finite(tree, "data")):
+        with pytest.raises(TypeError, match=r"leaf grads\['a'\] is a str; arrays and numbers"):
+            run(lambda x, fn=fn: fn({"a": "text", "b": x}), np.float32(1), in_specs=in_specs)
+
+
+def test_accumulates_beside_integers():
+    """allow_int gives float0 for an integer parameter."""
+    params = {"n": jnp.arange(3), "w": jnp.float32(2)}
+    grad = jax.value_and_grad(lambda p, x: p["w"] * x.mean(), allow_int=True)
+    batch = jnp.arange(8, dtype=jnp.float32)
+    loss, grads = layers.accumulate_gradients(grad, params, batch, 4)
+    assert (float(loss), float(grads["w"])) == (7.0, 3.5)
+    assert (grads["n"].dtype, grads["n"].shape) == (jax.dtypes.float0, (3,))
 
 
 @pytest.mark.parametrize(
