@@ -95,6 +95,6 @@ def make_moe(args):
         num_experts=args.experts,
         top_k=args.top_k,
         mode=args.mode,
-        capacity_factor=args.capacity_factor,
+        capacity_factor=args.capacity_factor if args.mode == "capacity" else None,
         balance_axes=("data", "expert"),
     )
