@@ -35,7 +35,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from jcoll import errors
 from jcoll.layers._agreement import Agreement
-from jcoll.layers.layout import Layout
+from jcoll.layers.layout import Layout, check_mesh
 
 FORMAT, VERSION = "jcoll.sharded_state", 1
 MANIFEST = "manifest.json"
@@ -286,6 +286,7 @@ def restore(
       or has other bytes), or is not of this model (names the leaves).
     """
     checkpoint = _open(folder)
+    check_mesh(checkpoint.where, layout, axis_name, mesh)
     entries, treedef = tree_flatten_with_path(layout)
     wanted = {keystr(path): part for path, part in entries}
     checkpoint.check_leaves(wanted, cast, strict)
@@ -301,7 +302,7 @@ class _Checkpoint:
 
     def __init__(self, folder: Path, where: str) -> None:
         self._folder = folder
-        self._where = where
+        self.where = where
         self._sound: set[str] = set()
         self.manifest = self._read_manifest()
         try:
@@ -422,4 +423,4 @@ class _Checkpoint:
         return self._text(f"the checkpoint is damaged: {problem}.", "Restore an earlier one.")
 
     def _text(self, problem: str, fix: str) -> str:
-        return errors.text(self._where, problem, fix)
+        return errors.text(self.where, problem, fix)
