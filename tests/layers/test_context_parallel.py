@@ -148,7 +148,7 @@ ATTENTIONS = {
     "ring-zigzag": (RING, {"placement": "zigzag"}),
     "gather": (GATHER, {"placement": "contiguous"}),
     "gather-zigzag": (GATHER, {"placement": "zigzag", "block_size": 3}),
-    "ulysses": (ULYSSES, {}),
+    "ulysses": (ULYSSES, {"block_size": 5}),
 }
 
 
