@@ -1,24 +1,18 @@
 """The norm of all gradients together, and its limit (Pascanu et al. 2013).
 
-norm = sqrt(sum of squares over all leaves and all their elements). Where a gradient is replicated
-each rank has all elements, and no communication is needed. Where it is sharded a rank sums the
-squares of its part, and one all_reduce of three numbers adds the parts, for all leaves that are
-sharded over the same axes.
-
-Squares are added in float32 (float64 for that), whose range is half as wide for numbers that are
-squared: 1e20 would overflow, 1e-25 vanish. So there are three sums, as in LAPACK's nrm2: of large
-elements scaled down, of small ones scaled up, and of the others as they are. (Blue 1978, "A
-Portable Fortran Program to Find the Euclidean Norm of a Vector"; bounds by Anderson 2017,
-"Algorithm 978: Safe Scaling in the Level 1 BLAS".)
+norm = m sqrt(sum of (x / m)^2 over all leaves and all their elements), m the largest |x|: squares
+of float32 would overflow from 1e19 on, and vanish below 1e-23. Where a gradient is replicated each
+rank has all elements, and no communication is needed. Where it is sharded a rank has the squares of
+its part, and two all_reduces of a scalar, the maximum and the sum, serve all leaves that are
+sharded over the same axes. Squares are added in float32 (float64 for that).
 """
 
 from __future__ import annotations
 
 import functools
-import math
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -98,63 +92,26 @@ def _norm(where: str, tree: Any, specs: Any, algorithm: str, timeout_s: float | 
             axes = _axes(spec)
             parts[axes].append(jnp.abs(_checked(where, path, leaf, axes, settings)))
     found = [leaf.dtype for leaves in parts.values() for leaf in leaves]
-    dtype = max(
-        map(accumulation_dtype, found), default=np.dtype(np.float32), key=lambda d: d.itemsize
-    )
-    ranges = _Ranges.of(dtype)
-    total = jnp.zeros(3, dtype)
+    dtype = max(map(accumulation_dtype, found), default=np.dtype(np.float32), key=_itemsize)
+
+    def together(parts: list[Any], axes: tuple, op: str) -> jax.Array:
+        own = functools.reduce(jnp.maximum if op == "max" else jnp.add, parts)
+        return all_reduce(own, axes, op=op, **settings) if axes else own
+
+    largest = jnp.zeros((), dtype)
     for axes, leaves in parts.items():
-        partial = sum((ranges.sums(leaf) for leaf in leaves), jnp.zeros(3, dtype))
-        total = total + (all_reduce(partial, axes, **settings) if axes else partial)
-    return ranges.norm(total)
+        sizes = [jax.lax.stop_gradient(x).max(initial=0).astype(dtype) for x in leaves]
+        largest = jnp.maximum(largest, together(sizes, axes, "max"))
+    unit = jnp.where((largest > 0) & (largest < jnp.inf), largest, jnp.ones((), dtype))
+    total = jnp.zeros((), dtype)
+    for axes, leaves in parts.items():
+        squares = [jnp.sum(jnp.square(x.astype(dtype) / unit)) for x in leaves]
+        total = total + together(squares, axes, "sum")
+    return unit * jnp.sqrt(total)
 
 
-class _Ranges(NamedTuple):
-    """Bounds between elements, and what they are scaled by, for squares of the type."""
-
-    dtype: np.dtype
-    small: float
-    large: float
-    scale_up: float
-    scale_down: float
-
-    @classmethod
-    def of(cls, dtype: np.dtype) -> _Ranges:
-        info = jnp.finfo(dtype)
-        digits, lowest, highest = info.nmant + 1, int(info.minexp) + 1, int(info.maxexp)
-        return cls(
-            dtype,
-            2.0 ** math.ceil((lowest - 1) / 2),
-            2.0 ** math.floor((highest - digits + 1) / 2),
-            2.0 ** -math.floor((lowest - digits) / 2),
-            2.0 ** -math.ceil((highest + digits - 1) / 2),
-        )
-
-    @property
-    def scales(self) -> tuple[float, float, float]:
-        return self.scale_up, 1.0, self.scale_down
-
-    def sums(self, sizes: jax.Array) -> jax.Array:
-        """[3]: the squares of small, middle and large elements; NaN is in the middle."""
-        x = sizes.astype(self.dtype)
-        small, large = x < self.small, x > self.large
-        which = (small, ~(small | large), large)
-        # What is not meant is zero before it is squared: nor has it a derivative then.
-        parts = [
-            jnp.sum(jnp.square(jnp.where(mask, x, jnp.zeros_like(x)) * jnp.asarray(scale, x.dtype)))
-            for mask, scale in zip(which, self.scales, strict=True)
-        ]
-        return jnp.stack(parts)
-
-    def norm(self, sums: jax.Array) -> jax.Array:
-        there = sums > 0
-        roots = jnp.sqrt(jnp.where(there, sums, 1)) / jnp.asarray(self.scales, sums.dtype)
-        roots = jnp.where(there, roots, sums)  # Zero or NaN.
-        largest = jax.lax.stop_gradient(roots.max())
-        plain = (largest > 0) & (largest < jnp.inf)
-        largest = jnp.where(plain, largest, 1)
-        squares = jnp.sum(jnp.square(roots / largest))
-        return jnp.where(plain, largest * jnp.sqrt(jnp.where(plain, squares, 1)), roots.sum())
+def _itemsize(dtype: np.dtype) -> int:
+    return dtype.itemsize
 
 
 def _axes(spec: PartitionSpec) -> tuple:

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import jcoll
 from jcoll import layers
+from jcoll.layers import zero
 from jcoll.ops._invariant import as_invariant
 
 CHECK_VMA = pytest.mark.parametrize("check_vma", [True, False], ids=["vma", "novma"])
@@ -272,7 +273,7 @@ def test_norm_of_replicated_gradients_needs_no_communication(check_vma):
     np.testing.assert_allclose(norm, want, rtol=1e-6)
 
 
-def test_leaves_of_the_same_axes_share_one_scalar():
+def test_leaves_of_the_same_axes_share_two_scalars():
     specs = {"w": P("data", "model"), "b": P()}
     tree = {"one": leaves(1.0), "two": leaves(2.0)}
     text = jaxpr_text(
@@ -282,7 +283,7 @@ def test_leaves_of_the_same_axes_share_one_scalar():
         shape=(4, 2),
         names=("data", "model"),
     )
-    assert text.count("= jcoll_all_reduce[") == 1
+    assert text.count("= jcoll_all_reduce[") == 2
 
 
 def test_norms_of_nothing_and_of_zeros():
@@ -306,7 +307,7 @@ def test_norms_whose_squares_are_no_float32():
     for largest in (1e-30, 1e-19, 1e-10, 1.0, 1e10, 2e18, 1e25, 3e37):
         a = np.float32(largest * 10.0 ** np.linspace(0, -12, 64))
         a[a < np.finfo(np.float32).tiny] = 0
-        norm, slopes, clipped = fn({"a": a, "b": np.float32([largest / 3, 0])})
+        norm, slopes, clipped = fn({"a": a, "b": np.float32(largest / 3)})
         want = np.linalg.norm([*np.float64(a), largest / 3])
         np.testing.assert_allclose(norm, want, rtol=1e-6)
         np.testing.assert_allclose(slopes, a / want, atol=1e-6)
@@ -408,6 +409,49 @@ def test_finite_gradients_and_none():
         report = run(lambda x, t=tree: layers.check_finite(t(x), "data"), x, in_specs=(P("data"),))
         assert bool(report.all_finite)
         report.raise_if_not_finite()
+
+
+@CHECK_VMA
+@pytest.mark.parametrize("how", ["in_backward", "zero"])
+def test_watched_before_the_backward_pass_reduces(how, check_vma):
+    """Gradients are as without; counts are of each rank's own gradients, by leaf, over a scan."""
+    layout = zero.layouts(jax.tree.map(lambda p: p[0], parameters()), 8)
+    mark = {
+        "in_backward": lambda p: layers.sync_in_backward(p, "data"),
+        "zero": lambda p: zero.redirect_gradients(p, zero.shard(p, layout, "data"), layout, "data"),
+    }[how]
+
+    def fn(params, x):
+        def loss(params, probes):
+            return scanned_loss(params, x, lambda p: layers.watch_finite(mark(p), probes))
+
+        if how == "zero" and check_vma:
+            params = jax.lax.pcast(params, "data", to="varying")
+        probes = layers.finite_probes(layout, "data")
+        grads, counts = jax.grad(loss, (0, 1))(params, probes)
+        return layers.report_finite(counts, "data"), grads if how == "in_backward" else None
+
+    x = rows()
+    report, grads = run(fn, parameters(), x, in_specs=(P(), P("data")), check_vma=check_vma)
+    report.raise_if_not_finite()
+    if grads is not None:
+        assert_close(grads, jax.grad(scanned_loss)(parameters(), x))
+    x[ROWS // 8 * 5] = np.nan
+    report, _ = run(fn, parameters(), x, in_specs=(P(), P("data")), check_vma=check_vma)
+    counts = dict(zip(report.paths, report.counts.T, strict=True))
+    np.testing.assert_array_equal(counts["grads['w']"], [0] * 5 + [LAYERS * WIDTH**2] + [0] * 2)
+    with pytest.raises(FloatingPointError, match=r"report_finite.*\['w'\] \(\d+ on rank 5\)"):
+        report.raise_if_not_finite()
+
+
+def test_watching_refuses():
+    def fn(x):
+        return layers.watch_finite({"x": x}, layers.finite_probes({"x": x}, ()))
+
+    with pytest.raises(ValueError, match=r"(?s)params\['x'\] differs.*axis 'data', and its probe"):
+        run(fn, np.ones(8), in_specs=(P("data"),), out_specs=P("data"))
+    with pytest.raises(ValueError, match=r"(?s)watch_finite: probes is a tree"):
+        layers.watch_finite({"x": 1.0}, [0.0])
 
 
 # The type that says that all ranks have one value
