@@ -98,6 +98,15 @@ def _check_algorithm(where: str, op: str, name: Any, groups: Groups) -> None:
             registry.get(op, name, size, where=where)
 
 
+def serves(op: str, name: str, groups: Groups) -> bool:
+    """Whether `op` has the algorithm, for all of the groups' sizes."""
+    if name in RESERVED or name in kernels.only_on_cuda(op):
+        return True
+    if name == "hierarchical" and op in HIERARCHICAL_OPS:
+        return True
+    return all(name in registry.supporting(op, size) for size in groups.sizes)
+
+
 def configured_algorithm(op: str, groups: Groups) -> str:
     """What JCOLL_ALGORITHM wants, "auto" if that is nothing or does not serve this op."""
     name = config.algorithm

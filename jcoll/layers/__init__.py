@@ -13,12 +13,19 @@ from jcoll.layers.context_parallel import ring_attention as ring_attention
 from jcoll.layers.context_parallel import ulysses_attention as ulysses_attention
 from jcoll.layers.data_parallel import sync_gradients as sync_gradients
 from jcoll.layers.data_parallel import sync_in_backward as sync_in_backward
+from jcoll.layers.expert_dispatch import Dispatch as Dispatch
 from jcoll.layers.expert_dispatch import combine_from_experts as combine_from_experts
 from jcoll.layers.expert_dispatch import dispatch_to_experts as dispatch_to_experts
+from jcoll.layers.expert_parallel import MoeAux as MoeAux
 from jcoll.layers.expert_parallel import moe_layer as moe_layer
 from jcoll.layers.finite import FiniteReport as FiniteReport
 from jcoll.layers.finite import check_finite as check_finite
+from jcoll.layers.finite import finite_probes as finite_probes
+from jcoll.layers.finite import report_finite as report_finite
+from jcoll.layers.finite import watch_finite as watch_finite
 from jcoll.layers.grouped_mlp import grouped_mlp as grouped_mlp
+from jcoll.layers.layout import Layout as Layout
+from jcoll.layers.router import Routing as Routing
 from jcoll.layers.router import top_k_router as top_k_router
 from jcoll.layers.sequence_placement import from_zigzag as from_zigzag
 from jcoll.layers.sequence_placement import positions_of as positions_of
@@ -29,7 +36,11 @@ from jcoll.layers.vocab_parallel import vocab_parallel_cross_entropy as vocab_pa
 from jcoll.layers.vocab_parallel import vocab_parallel_embedding as vocab_parallel_embedding
 
 __all__ = [
+    "Dispatch",
     "FiniteReport",
+    "Layout",
+    "MoeAux",
+    "Routing",
     "accumulate_gradients",
     "all_gather_attention",
     "all_gather_matmul",
@@ -39,12 +50,14 @@ __all__ = [
     "column_parallel",
     "combine_from_experts",
     "dispatch_to_experts",
+    "finite_probes",
     "from_zigzag",
     "global_norm",
     "grouped_mlp",
     "matmul_reduce_scatter",
     "moe_layer",
     "positions_of",
+    "report_finite",
     "ring_attention",
     "row_parallel",
     "sharded_state",
@@ -55,5 +68,6 @@ __all__ = [
     "ulysses_attention",
     "vocab_parallel_cross_entropy",
     "vocab_parallel_embedding",
+    "watch_finite",
     "zero",
 ]

@@ -3,12 +3,12 @@
     operator      forward                         backward
     copy_to       identity (Megatron's f)         sum over the ranks
     reduce_from   sum over the ranks (its g)      identity
-    scatter_to    this rank's block               all blocks, gathered
     gather_from   all blocks, gathered            this rank's block
 
-Each is the other's conjugate: the backward of one is the forward of the other, so that derivatives
-of any order are right. (Shoeybi et al. 2019, "Megatron-LM", section 3; Korthikanti et al. 2022,
-"Reducing Activation Recomputation in Large Transformer Models", section 4.2.)
+The backward of each is the forward of its conjugate: the first two are each other's, and that of
+gather_from is here for it alone. So derivatives of any order are right. (Shoeybi et al. 2019,
+"Megatron-LM", section 3; Korthikanti et al. 2022, "Reducing Activation Recomputation in Large
+Transformer Models", section 4.2.)
 
 Outside the split part a value is *replicated*: one value, of which each rank has a copy. So has it
 one gradient, of which each rank has a copy. With check_vma=True that is what the types say anyway:
@@ -45,13 +45,6 @@ def copy_to(x: Any, call: Call) -> Any:
 def reduce_from(x: Any, call: Call) -> Any:
     """The sum of x over the ranks, replicated."""
     return _reduce_from(_compat.make_varying(x, call.axes), call)
-
-
-def scatter_to(x: Any, dim: int, call: Call, what: str) -> Any:
-    """This rank's block of x, which is replicated, along `dim`, the argument `what`."""
-    dim = canonical_dim(call.where, what, dim, x.ndim)
-    _primitive.take_blocks(x, dim, True, call, what)  # ValueError if it does not divide.
-    return _scatter_to(x, dim, call) if _is_replicated(x, call) else _own_block(x, dim, call)
 
 
 def gather_from(x: Any, dim: int, call: Call, what: str) -> Any:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 import jax
+import jax.numpy as jnp
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from jcoll import _compat, errors
@@ -15,8 +16,12 @@ from jcoll.comm.mesh import AxisName, Call, make_call
 from jcoll.layers import buckets, data_parallel
 from jcoll.layers.layout import Layout, pad_leaf, trim_leaf
 from jcoll.ops import _primitive
+from jcoll.ops._primitive import CollectiveSpec
+from jcoll.ops.all_gather import SPEC as ALL_GATHER
 from jcoll.ops.all_gather import all_gather
+from jcoll.ops.all_reduce import SPEC as ALL_REDUCE
 from jcoll.ops.all_reduce import all_reduce
+from jcoll.ops.reduce_scatter import SPEC as REDUCE_SCATTER
 from jcoll.ops.reduce_scatter import reduce_scatter
 
 
@@ -34,6 +39,9 @@ class Options(TypedDict, total=False):
     """Of whole leaves, not of shards."""
 
     algorithm: str
+    """One of reduce_scatter's (of all_gather's, where parameters are gathered). A collective that
+    goes with it and has no such algorithm, as the one of the backward pass, is "auto"."""
+
     timeout_s: float | None
 
 
@@ -47,14 +55,16 @@ class Transfer:
     bucket_bytes: int
     join_bytes: int
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What every op takes."""
+    def settings(self, spec: CollectiveSpec) -> dict[str, Any]:
+        """What an op takes, the algorithm if it has it."""
         return {
-            "axis_name": self.call.axes,
-            "algorithm": self.call.algorithm,
+            "algorithm": _primitive.call_of(spec, self.call).algorithm,
             "timeout_s": self.call.timeout_s or None,
         }
+
+    def op_of(self, op: Callable, spec: CollectiveSpec) -> Callable:
+        """The op with this transfer's axes and settings."""
+        return functools.partial(op, axis_name=self.call.axes, **self.settings(spec))
 
     def reduced(self, reduce: Callable, x: jax.Array) -> jax.Array:
         n = self.call.num_ranks
@@ -98,17 +108,23 @@ def _check_leaf(name: str, leaf: Any, layout: Layout, call: Call, is_shard: bool
         problem = f"{name} has a layout for {layout.num_ranks} ranks; there are {call.num_ranks}."
         fix = f"Make it by zero.layouts(params, {call.num_ranks}), or name all axes it is for."
         raise ValueError(errors.text(call.where, problem, fix))
-    if layout.dim is None or data_parallel.is_float0(leaf):
+    if data_parallel.is_float0(leaf):
         return
-    size = layout.block_size if is_shard else layout.size
-    if leaf.ndim < -layout.dim or leaf.shape[layout.dim] != size:
-        kind = "shard" if is_shard else "whole leaf"
-        problem = (
-            f"{name} has shape {tuple(leaf.shape)}; a {kind} with {size} in dimension {layout.dim} "
-            f"is needed (whole: {layout.shape}, split over {layout.num_ranks} ranks)."
-        )
-        fix = "Make shards by zero.place or zero.shard, whole leaves by zero.gather."
-        raise ValueError(errors.text(call.where, problem, fix))
+    data_parallel.check_gradient(call.where, name, leaf)
+    needed = layout.local_shape(jnp.ndim(leaf), is_shard=is_shard)
+    given = jnp.shape(leaf)
+    if len(given) == len(needed) and all(
+        want in (None, size) for size, want in zip(given, needed, strict=True)
+    ):
+        return
+    kind = "shard" if is_shard else "whole leaf"
+    sizes = ", ".join("any" if want is None else str(want) for want in needed)
+    problem = (
+        f"{name} has shape {given}; a {kind} of shape [{sizes}] is needed (whole: {layout.shape}, "
+        f"dimension {layout.dim} split over {layout.num_ranks} ranks)."
+    )
+    fix = "Make shards by zero.place or zero.shard, whole leaves by zero.gather."
+    raise ValueError(errors.text(call.where, problem, fix))
 
 
 def own_block(x: jax.Array, layout: Layout, call: Call) -> jax.Array:
@@ -127,7 +143,7 @@ def gather_leaves(
     results = list(shards)
     split = [i for i, layout in enumerate(plan) if layout.dim is not None]
     n = transfer.call.num_ranks
-    gather = functools.partial(all_gather, **transfer.settings)
+    gather = transfer.op_of(all_gather, ALL_GATHER)
     sizes = max(1, transfer.bucket_bytes // n), transfer.join_bytes // n
     for bucket in buckets.buckets_of([shards[i] for i in split], *sizes):
         indices = [split[i] for i in bucket]
@@ -166,7 +182,7 @@ def reduce_scatter_leaves(
 
 
 def _reduce_bucket(parts: list[tuple[jax.Array, Layout]], transfer: Transfer) -> list[jax.Array]:
-    reduce = functools.partial(all_reduce, **transfer.settings)
+    reduce = transfer.op_of(all_reduce, ALL_REDUCE)
     arrays = [array for array, _ in parts]
     if len(arrays) == 1:
         return [transfer.reduced(reduce, arrays[0])]
@@ -175,7 +191,7 @@ def _reduce_bucket(parts: list[tuple[jax.Array, Layout]], transfer: Transfer) ->
 
 
 def _scatter_bucket(parts: list[tuple[jax.Array, Layout]], transfer: Transfer) -> list[jax.Array]:
-    scatter = functools.partial(reduce_scatter, **transfer.settings)
+    scatter = transfer.op_of(reduce_scatter, REDUCE_SCATTER)
     if len(parts) == 1:
         ((array, layout),) = parts
         tiled = functools.partial(scatter, scatter_dimension=_dim(array, layout), tiled=True)

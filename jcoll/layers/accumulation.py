@@ -1,8 +1,10 @@
 """Gradient accumulation: a rank's batch in several passes, for the memory of one.
 
-The mean over k microbatches of equal size is the mean over the batch: activations exist for one
-microbatch at a time, and the ranks sync once, not k times. Sums in 16 bits would lose what is below
-2^-9 of the sum so far (bfloat16), so they are kept in float32.
+The mean over k microbatches of equal size is the mean over the batch, of what is a mean over rows:
+activations exist for one microbatch at a time, and the ranks sync once, not k times. (A product of
+means is not: a router's load-balancing loss becomes that of the microbatches, taken one by one.)
+Sums in 16 bits would lose what is below 2^-9 of the sum so far (bfloat16), so they are kept in
+float32.
 """
 
 from __future__ import annotations
@@ -12,12 +14,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.tree_util import keystr, tree_leaves_with_path
 
 from jcoll import _compat, errors
 from jcoll.comm.mesh import static_int
+from jcoll.layers.data_parallel import is_float0
 
-_WHERE = "layers.accumulate_gradients"
+_WHERE = "accumulate_gradients"
 
 
 def accumulate_gradients(
@@ -31,8 +35,8 @@ def accumulate_gradients(
 
     Args:
       value_and_grad: a function of (params, microbatch) to any pytree of floating-point arrays that
-        are means over the microbatch: a loss, gradients, metrics. Not one that syncs by itself
-        (`sync_in_backward`): that would send k times.
+        are means over the microbatch: a loss, gradients, metrics; the `float0` gradients of
+        integers pass. Not one that syncs by itself (`sync_in_backward`): it would send k times.
       params: passed on.
       batch: a pytree of arrays whose first dimension is the batch's.
       num_microbatches: k; it divides the batch.
@@ -49,12 +53,15 @@ def accumulate_gradients(
     one = jax.eval_shape(value_and_grad, params, jax.tree.map(lambda x: x[0], parts))
     _check_results(one)
 
-    def step(total: Any, part: Any) -> tuple[Any, None]:
-        values = value_and_grad(params, part)
-        return jax.tree.map(lambda t, v: t + v.astype(t.dtype), total, values), None
+    def step(total: list, part: Any) -> tuple[list, None]:
+        values = [v for v in jax.tree.leaves(value_and_grad(params, part)) if not is_float0(v)]
+        return [t + jnp.asarray(v, t.dtype) for t, v in zip(total, values, strict=True)], None
 
-    total, _ = jax.lax.scan(step, jax.tree.map(_zeros, one), parts)
-    return jax.tree.map(lambda t: t / jnp.asarray(count, t.dtype), total)
+    leaves, treedef = jax.tree.flatten(one)
+    total, _ = jax.lax.scan(step, [_zeros(x) for x in leaves if not is_float0(x)], parts)
+    means = iter([t / jnp.asarray(count, t.dtype) for t in total])
+    results = [np.zeros(x.shape, x.dtype) if is_float0(x) else next(means) for x in leaves]
+    return jax.tree.unflatten(treedef, results)
 
 
 def _zeros(like: Any) -> jax.Array:
@@ -78,6 +85,6 @@ def _check_batch(batch: Any, count: int) -> None:
 
 def _check_results(one: Any) -> None:
     for path, leaf in tree_leaves_with_path(one):
-        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+        if not is_float0(leaf) and not jnp.issubdtype(leaf.dtype, jnp.inexact):
             problem = f"result{keystr(path)} has dtype {leaf.dtype}, which does not hold a mean."
             raise TypeError(errors.text(_WHERE, problem, "Return floating-point arrays."))

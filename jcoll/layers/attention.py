@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jcoll import _compat, errors
 from jcoll.comm.mesh import refuse_traced, signature, static_bool, static_int
@@ -137,7 +138,8 @@ def make_rule(
     refuse_traced(where, scale=scale)
     if scale is None:
         scale = q.shape[-1] ** -0.5 if q.shape[-1] else 1.0
-    if not isinstance(scale, numbers.Real) or not math.isfinite(float(scale)):
+    is_number = isinstance(scale, numbers.Real) or (isinstance(scale, jax.Array) and not scale.ndim)
+    if not is_number or not math.isfinite(float(scale)):
         problem = f"scale={scale!r} is not a finite number."
         raise ValueError(errors.text(where, problem, "Pass a float, or None for D ** -0.5."))
     return Rule(bool(causal), float(scale), block_size, chunk)
@@ -155,6 +157,9 @@ def check_inputs(where: str, q: Any, k: Any, v: Any, causal: bool, segment_ids: 
         raise ValueError(errors.text(where, problem, "Pass causal=False for cross-attention."))
     if segment_ids is None:
         return
+    if not isinstance(segment_ids, jax.Array | np.ndarray):
+        problem = f"segment_ids is a {type(segment_ids).__name__}; an array of integers is needed."
+        raise TypeError(errors.text(where, problem, "Pass jnp.asarray(segment_ids)."))
     shape, dtype = segment_ids.shape, segment_ids.dtype
     if shape != q.shape[:-2] or q.shape[-3] != k.shape[-3]:
         problem = f"{given}, segment_ids has shape {shape}; one id per token of q is needed."

@@ -1,27 +1,31 @@
 """The norm of all gradients together, and its limit (Pascanu et al. 2013).
 
-norm = sqrt(sum of squares over all leaves and all their elements). Where a gradient is replicated
-each rank has all elements, and no communication is needed. Where it is sharded a rank sums the
-squares of its part, and one all_reduce of a scalar adds the parts, for all leaves that are sharded
-over the same axes. Squares are added in float32 (float64 for that).
+norm = m sqrt(sum of (x / m)^2 over all leaves and all their elements), m the largest |x|: squares
+of float32 would overflow from 1e19 on, and vanish below 1e-23. Where a gradient is replicated each
+rank has all elements, and no communication is needed. Where it is sharded a rank has the squares of
+its part, and two all_reduces of a scalar, the maximum and the sum, serve all leaves that are
+sharded over the same axes. Squares are added in float32 (float64 for that).
 """
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec
 from jax.tree_util import keystr, tree_leaves_with_path
 
 from jcoll import _compat, errors
 from jcoll.comm.mesh import make_call
+from jcoll.layers.data_parallel import check_gradient, is_float0
 from jcoll.layers.layout import leaf_specs
+from jcoll.ops._reductions import accumulation_dtype
 from jcoll.ops.all_reduce import all_reduce
-
-_WHERE = "layers.global_norm"
 
 
 def global_norm(
@@ -31,28 +35,15 @@ def global_norm(
 
     Args:
       tree: a pytree of floating-point arrays: this rank's part of the gradients, already summed
-        over the ranks that hold the same part.
+        over the ranks that hold the same part. The `float0` gradients of integers count as none.
       specs: which mesh axes each leaf is sharded over, as `jax.shard_map` takes it: a pytree of
         PartitionSpecs, like `tree` or a prefix of it. None: every rank has all of every leaf.
       algorithm, timeout_s: as in `jcoll.all_reduce`.
 
-    Returns: a float32 scalar; float64 if a leaf is.
+    Returns: a float32 scalar; float64 if a leaf is. NaN or Inf only if an element is, or if the
+      norm itself is no number of this type.
     """
-    parts: dict[tuple, list[jax.Array]] = defaultdict(list)
-    entries = tree_leaves_with_path(tree)
-    for (path, leaf), spec in zip(entries, leaf_specs(_WHERE, tree, specs), strict=True):
-        axes = _axes(spec)
-        _check_leaf(path, leaf, axes)
-        wide = leaf if leaf.dtype.itemsize > 2 else leaf.astype(jnp.float32)
-        parts[axes].append(jnp.sum(jnp.square(jnp.abs(wide))))
-    dtype = max((p.dtype for ps in parts.values() for p in ps), default=jnp.dtype(jnp.float32))
-    total = jnp.zeros((), dtype)
-    for axes, squares in parts.items():
-        partial = sum((s.astype(dtype) for s in squares), jnp.zeros((), dtype))
-        if axes:
-            partial = all_reduce(partial, axes, algorithm=algorithm, timeout_s=timeout_s)
-        total = total + partial
-    return jnp.sqrt(total)
+    return _norm("global_norm", tree, specs, algorithm, timeout_s)
 
 
 def clip_by_global_norm(
@@ -67,17 +58,60 @@ def clip_by_global_norm(
 
     Unlike `optax.clip_by_global_norm`, which on sharded gradients takes each rank's own norm, and
     so scales the shards of one gradient differently. NaN and Inf are not clipped: with a norm of
-    NaN or Inf the result is not finite either (`check_finite` finds them).
+    NaN or Inf all of the result is NaN (`check_finite` finds whose they are).
 
     Args: max_norm a positive number, traced or not; the others, as in `global_norm`.
     """
+    where = "clip_by_global_norm"
     if not isinstance(max_norm, _compat.Tracer) and not max_norm > 0:
         problem = f"max_norm={max_norm} is no limit; a positive number is needed."
-        raise ValueError(errors.text("layers.clip_by_global_norm", problem, "1.0 is usual."))
-    norm = global_norm(grads, specs, algorithm=algorithm, timeout_s=timeout_s)
+        raise ValueError(errors.text(where, problem, "1.0 is usual."))
+    norm = _norm(where, grads, specs, algorithm, timeout_s)
     limit = jnp.asarray(max_norm, norm.dtype)
     scale = limit / jnp.maximum(norm, limit)  # Exactly 1 up to the limit; never 0 / 0.
-    return jax.tree.map(lambda g: (g * scale.astype(g.dtype)).astype(g.dtype), grads), norm
+    # Not 0, nor what is flushed to it: gradients would be lost without a word.
+    scale = jnp.where(scale >= jnp.finfo(scale.dtype).tiny, scale, jnp.nan)
+    return jax.tree.map(functools.partial(_scaled, scale=scale), grads), norm
+
+
+def _scaled(grad: Any, scale: jax.Array) -> Any:
+    """In float32 at least, as a scale of 16 bits is rounded by up to 2^-9, or to 0."""
+    if is_float0(grad):
+        return grad
+    grad = jnp.asarray(grad)
+    wide = accumulation_dtype(grad.dtype)
+    return (grad.astype(wide) * scale.astype(jnp.finfo(wide).dtype)).astype(grad.dtype)
+
+
+def _norm(where: str, tree: Any, specs: Any, algorithm: str, timeout_s: float | None) -> jax.Array:
+    settings = {"algorithm": algorithm, "timeout_s": timeout_s}
+    parts: dict[tuple, list[jax.Array]] = defaultdict(list)
+    entries = tree_leaves_with_path(tree)
+    for (path, leaf), spec in zip(entries, leaf_specs(where, tree, specs), strict=True):
+        if not is_float0(leaf):
+            axes = _axes(spec)
+            parts[axes].append(jnp.abs(_checked(where, path, leaf, axes, settings)))
+    found = [leaf.dtype for leaves in parts.values() for leaf in leaves]
+    dtype = max(map(accumulation_dtype, found), default=np.dtype(np.float32), key=_itemsize)
+
+    def together(parts: list[Any], axes: tuple, op: str) -> jax.Array:
+        own = functools.reduce(jnp.maximum if op == "max" else jnp.add, parts)
+        return all_reduce(own, axes, op=op, **settings) if axes else own
+
+    largest = jnp.zeros((), dtype)
+    for axes, leaves in parts.items():
+        sizes = [jax.lax.stop_gradient(x).max(initial=0).astype(dtype) for x in leaves]
+        largest = jnp.maximum(largest, together(sizes, axes, "max"))
+    unit = jnp.where((largest > 0) & (largest < jnp.inf), largest, jnp.ones((), dtype))
+    total = jnp.zeros((), dtype)
+    for axes, leaves in parts.items():
+        squares = [jnp.sum(jnp.square(x.astype(dtype) / unit)) for x in leaves]
+        total = total + together(squares, axes, "sum")
+    return unit * jnp.sqrt(total)
+
+
+def _itemsize(dtype: np.dtype) -> int:
+    return dtype.itemsize
 
 
 def _axes(spec: PartitionSpec) -> tuple:
@@ -86,18 +120,23 @@ def _axes(spec: PartitionSpec) -> tuple:
     return tuple(sorted((n for n in names if n is not None), key=str))
 
 
-def _check_leaf(path: tuple, leaf: Any, axes: tuple) -> None:
+def _checked(
+    where: str, path: tuple, leaf: Any, axes: Sequence, settings: dict[str, Any]
+) -> jax.Array:
     name = f"grads{keystr(path)}"
-    if not jnp.issubdtype(leaf.dtype, jnp.inexact):
-        problem = f"leaf {name} has dtype {leaf.dtype}; floating-point gradients are needed."
-        raise TypeError(errors.text(_WHERE, problem, "Take integer leaves out of the tree."))
-    if axes:
-        make_call("all_reduce", axes)  # Names that are not bound are an error here, not later.
+    check_gradient(where, name, leaf)
+    array = jnp.asarray(leaf)
+    if not jnp.issubdtype(array.dtype, jnp.inexact):
+        problem = f"leaf {name} has dtype {array.dtype}; floating-point gradients are needed."
+        raise TypeError(errors.text(where, problem, "Take integer leaves out of the tree."))
+    if axes:  # Names that are not bound are an error here, not later.
+        make_call(where, axes, plan_op="all_reduce", **settings)
     if not _compat.check_vma():
-        return
-    extra = _compat.varying_axes(jax.typeof(leaf)) - set(axes)
+        return array
+    extra = _compat.varying_axes(jax.typeof(array)) - set(axes)
     if extra:
         axis = repr(min(extra, key=str))
         problem = f"leaf {name} differs between the ranks of axis {axis}, and specs has not {axis}."
         fix = f"Sum it over {axis} first (jcoll.sync_gradients), or name {axis} in its spec."
-        raise ValueError(errors.text(_WHERE, problem, fix))
+        raise ValueError(errors.text(where, problem, fix))
+    return array

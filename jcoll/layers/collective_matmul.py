@@ -32,6 +32,7 @@ import jax.numpy as jnp
 
 from jcoll import _compat, errors
 from jcoll.comm.mesh import AxisName, Call, canonical_dim, make_call, static_bool
+from jcoll.layers import _conjugates
 from jcoll.ops import _primitive
 from jcoll.ops._reductions import accumulation_dtype
 from jcoll.ops.permute import SPEC as PPERMUTE
@@ -118,6 +119,11 @@ def scattered(x: Any, w: Any, dim: int, call: Call, bidirectional: bool = True) 
     """`matmul_reduce_scatter` of checked arguments."""
     _primitive.take_blocks(x, dim, True, call, "sequence_dim")  # ValueError if it does not divide.
     return _scattered(*_typed_alike(x, w, call), dim, _Ring(call, bidirectional))
+
+
+def regathered(x: Any, w: Any, dim: int, call: Call) -> Any:
+    """The value of `gathered`, by one all_gather, which the backward pass repeats: it keeps x."""
+    return _regathered(*_typed_alike(x, w, call), dim, call)
 
 
 def product(x: Any, w: Any, dtype: Any = None) -> Any:
@@ -246,6 +252,22 @@ def _scattered_bwd(dim: int, ring: _Ring, saved: Any, dy: Any) -> Any:
     return dx.astype(x.dtype), reduce(jnp.add, parts).astype(w.dtype)
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _regathered(x: Any, w: Any, dim: int, call: Call) -> Any:
+    return product(_conjugates.gather(x, dim, call, "sequence_dim"), w)
+
+
+def _regathered_bwd(dim: int, call: Call, saved: Any, dy: Any) -> Any:
+    x, w = saved
+    # Or XLA might take the gathered array of the forward pass, and keep it until now.
+    x, dy = jax.lax.optimization_barrier((x, dy))
+    whole = _conjugates.gather(x, dim, call, "sequence_dim")
+    dx = product(dy, w.T).astype(x.dtype)
+    dx = _conjugates.sum_scatter(dx, dim, call, "sequence_dim")
+    return dx, _outer(whole, dy).astype(w.dtype)
+
+
+_regathered.defvjp(lambda x, w, dim, call: (_regathered(x, w, dim, call), (x, w)), _regathered_bwd)
 _gathered.defvjp(lambda x, w, dim, ring: (_gathered(x, w, dim, ring), (x, w)), _gathered_bwd)
 _scattered.defvjp(lambda x, w, dim, ring: (_scattered(x, w, dim, ring), (x, w)), _scattered_bwd)
 

@@ -158,6 +158,7 @@ def ulysses_attention(
     causal: bool = True,
     scale: float | None = None,
     segment_ids: Any = None,
+    block_size: int | None = None,
     algorithm: str = "auto",
     timeout_s: float | None = None,
 ) -> Any:
@@ -175,6 +176,7 @@ def ulysses_attention(
         `ring_attention`, say, over the axis that the rest of the sequence is split over: the axes
         of the sequence are then (ring, ulysses), in this order.
       causal, scale, segment_ids (this rank's): as for `blockwise_attention`.
+      block_size: handed to `attention` if it is given.
       algorithm, timeout_s: as for `jcoll.all_to_all`.
 
     Returns:
@@ -198,7 +200,8 @@ def ulysses_attention(
         segments = all_gather(
             segments, call.axes, axis=segments.ndim - 1, tiled=True, timeout_s=timeout_s
         )
-    out = attention(q, k, v, causal=causal, scale=scale, segment_ids=segments)
+    options = {} if block_size is None else {"block_size": block_size}
+    out = attention(q, k, v, causal=causal, scale=scale, segment_ids=segments, **options)
     return move(out, split_axis=tokens, concat_axis=heads)
 
 

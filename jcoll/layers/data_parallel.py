@@ -29,6 +29,7 @@ from jcoll.ops import _primitive
 from jcoll.ops.all_reduce import all_reduce, group_size
 
 _OPS = ("mean", "sum")
+_Number = bool | int | float | complex
 
 
 def sync_gradients(
@@ -185,7 +186,7 @@ def sync_in_backward(
 
 
 def _order_key(path: tuple) -> tuple:
-    """Sorts like the tree: numbers as numbers, names as text. Never compares the two."""
+    """Sorts by path: places in lists as numbers, names and keys of dicts as text."""
 
     def part(key):
         if isinstance(key, SequenceKey):
@@ -202,17 +203,20 @@ def is_float0(leaf: Any) -> bool:
     return getattr(leaf, "dtype", None) == jax.dtypes.float0
 
 
-def _checked_array(path: tuple, leaf: Any, op: str, call: Call) -> jax.Array:
-    if isinstance(leaf, bool | int | float | complex):
-        array = _primitive.as_array(call, leaf, f"leaf {_name(path)}")
-        _check_dtype(path, array, op, call)
-        return _compat.make_varying(array, call.axes)
-    if not isinstance(leaf, jax.Array | np.ndarray | np.generic):
-        problem = f"leaf {_name(path)} is a {type(leaf).__name__}; arrays and numbers are needed."
+def check_gradient(where: str, name: str, leaf: Any) -> None:
+    """TypeError unless it is an array of jax or numpy, or a Python number."""
+    if not isinstance(leaf, jax.Array | np.ndarray | np.generic | _Number):
+        problem = f"leaf {name} is a {type(leaf).__name__}; arrays and numbers are needed."
         fix = "Put None in its place, or split it off before the call."
-        raise TypeError(errors.text(call.where, problem, fix))
+        raise TypeError(errors.text(where, problem, fix))
+
+
+def _checked_array(path: tuple, leaf: Any, op: str, call: Call) -> jax.Array:
+    check_gradient(call.where, _name(path), leaf)
     array = _primitive.as_array(call, leaf, f"leaf {_name(path)}")
     _check_dtype(path, array, op, call)
+    if isinstance(leaf, _Number):
+        return _compat.make_varying(array, call.axes)
     check_varying(_name(path), array, call)
     return array
 

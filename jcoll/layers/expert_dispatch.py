@@ -43,7 +43,7 @@ from jcoll.ops.all_to_all import all_to_all
 from jcoll.ops.ragged_all_to_all import ragged_all_to_all
 
 MODES = ("dropless", "capacity")
-
+DEFAULT_CAPACITY_FACTOR = 2.0
 
 _STATIC = {"static": True}  # Part of the tree's structure, not an array.
 
@@ -93,6 +93,7 @@ class Padded:
 
     num_ranks: int = field(metadata=_STATIC)
     capacity: int = field(metadata=_STATIC)
+    output_size: int = field(metadata=_STATIC)
     wire: Wire = field(metadata=_STATIC)
 
     def send(self, rows: jax.Array) -> jax.Array:
@@ -138,7 +139,7 @@ def dispatch_to_experts(
     num_experts: int,
     mode: str = "dropless",
     output_size: int | None = None,
-    capacity_factor: float = 2.0,
+    capacity_factor: float | None = None,
     algorithm: str = "auto",
     timeout_s: float | None = None,
 ) -> tuple[jax.Array, Dispatch]:
@@ -146,14 +147,16 @@ def dispatch_to_experts(
 
     Args:
       x: [T, ...], this rank's tokens, of any dtype that travels.
-      experts: integers [T, k], the experts of each token, no expert twice; as `top_k_router` gives
-        them. Outside 0 .. E - 1: the assignment goes nowhere, and is not counted as dropped.
+      experts: integers [T, k], the experts of each token, as `top_k_router` gives them. Outside
+        0 .. E - 1: the assignment goes nowhere, and is not counted as dropped. An expert that is
+        named twice gets the row twice; the room for any routing does not count on that.
       axis_name: mesh axis, or tuple of axes, that the experts are spread over.
       num_experts: E, a multiple of the number of ranks n. Rank r has experts r E / n and on.
       mode: "dropless" or "capacity"; see the module's docstring.
       output_size: dropless only: the rows that this rank has room for. If not given, enough for any
-        routing: n T min(k, E / n); memory for them is taken whatever comes.
-      capacity_factor: capacity only: the height of blocks, in units of their mean. A float above 0.
+        routing to k different experts: n T min(k, E / n); memory for them is taken whatever comes.
+      capacity_factor: capacity only: the height of blocks, in units of their mean. A float above 0;
+        2.0 if not given.
       algorithm, timeout_s: of the exchange of the rows, as in `jcoll.ragged_all_to_all` and
         `jcoll.all_to_all`.
 
@@ -164,18 +167,23 @@ def dispatch_to_experts(
 
     Derivative: reverse mode, in x: `combine_from_experts` with weights of one.
 
-    Raises: ValueError for E not a multiple of n, and arguments out of range.
+    Raises: ValueError for E not a multiple of n, arguments out of range, and those of the other
+    mode.
     """
-    call = make_call("dispatch_to_experts", axis_name, plan_op=_op_of(mode), algorithm=algorithm)
+    where = "dispatch_to_experts"
+    check_mode(where, mode, output_size, capacity_factor)
+    plan_op = "all_to_all" if mode == "capacity" else "ragged_all_to_all"
+    call = make_call(where, axis_name, plan_op=plan_op, algorithm=algorithm, timeout_s=timeout_s)
     x, experts = jnp.asarray(x), jnp.asarray(experts)
-    _check(call, x, experts, num_experts, mode)
+    _check(call, x, experts, num_experts)
     wire = Wire(call.axes, algorithm, timeout_s)
     nowhere = (experts < 0) | (experts >= num_experts)
     experts = jnp.where(nowhere, num_experts, experts).astype(jnp.int32).T  # [k, T]
     if mode == "dropless":
         most = x.shape[0] * call.num_ranks * min(len(experts), num_experts // call.num_ranks)
         size = most if output_size is None else _check_size(call, output_size)
-        dispatch = _ragged(call, experts, num_experts, size, size < most, wire)
+        can_overflow = size < experts.size * call.num_ranks  # Experts may be named twice.
+        dispatch = _ragged(call, experts, num_experts, size, can_overflow, wire)
     else:
         capacity = _capacity(call, capacity_factor, experts.size, num_experts)
         dispatch = _padded(call, experts, num_experts, capacity, wire)
@@ -195,11 +203,14 @@ def combine_from_experts(rows: Any, weights: Any, dispatch: Dispatch) -> jax.Arr
       [T, ...] of rows' dtype, summed in float32 at least. A dropped assignment adds nothing.
 
     Derivative: reverse mode, in rows (a dispatch) and weights.
+
+    Raises: ValueError for rows or weights of another dispatch.
     """
     rows, weights = jnp.asarray(rows), jnp.asarray(weights)
+    _check_combine(rows, weights, dispatch)
     picked = _from_experts(_varying_like(rows, dispatch), dispatch)  # [k, T, ...]
     wide = np.promote_types(rows.dtype, jnp.float32)
-    weights = weights.T.reshape(picked.shape[:2] + (1,) * (picked.ndim - 2))
+    weights = jnp.expand_dims(weights.T, tuple(range(2, picked.ndim)))
     return (weights.astype(wide) * picked.astype(wide)).sum(0).astype(rows.dtype)
 
 
@@ -272,9 +283,10 @@ def _padded(
     row = place - _take(starts, experts)
     there = (row < capacity) & (experts < num_experts)
     slot_of = jnp.where(there, experts * capacity + row, num_experts * capacity)
+    exchange = Padded(call.num_ranks, capacity, num_experts * capacity, wire)
     sizes = jnp.full(num_experts // call.num_ranks, call.num_ranks * capacity, jnp.int32)
     dropped = jnp.maximum(counts - capacity, 0).sum(dtype=jnp.int32)
-    return Dispatch(sizes, dropped, slot_of, sent, Padded(call.num_ranks, capacity, wire))
+    return Dispatch(sizes, dropped, slot_of, sent, exchange)
 
 
 def _sorted(experts: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -317,20 +329,17 @@ def _varying_like(x: jax.Array, dispatch: Dispatch) -> jax.Array:
     )
 
 
-def _op_of(mode: Any) -> str:
-    return "all_to_all" if mode == "capacity" else "ragged_all_to_all"
-
-
 def _capacity(call: Call, factor: Any, num_assignments: int, num_experts: int) -> int:
     refuse_traced(call.where, capacity_factor=factor)
+    factor = DEFAULT_CAPACITY_FACTOR if factor is None else factor
     if not 0 < factor < math.inf:
         problem = f"capacity_factor={factor!r} is not a positive number."
         raise ValueError(errors.text(call.where, problem, "1.0 is the mean of the blocks; try 2."))
     return max(1, math.ceil(factor * num_assignments / num_experts))
 
 
-def _check(call: Call, x: jax.Array, experts: jax.Array, num_experts: Any, mode: Any) -> None:
-    check_experts(call, num_experts, mode)
+def _check(call: Call, x: jax.Array, experts: jax.Array, num_experts: Any) -> None:
+    check_experts(call, num_experts)
     if experts.ndim != 2 or not jnp.issubdtype(experts.dtype, jnp.integer):
         problem = f"experts is {experts.dtype}{list(experts.shape)}; integers [tokens, k] needed."
         raise ValueError(errors.text(call.where, problem, "Pass what top_k_router returns."))
@@ -342,12 +351,37 @@ def _check(call: Call, x: jax.Array, experts: jax.Array, num_experts: Any, mode:
         raise ValueError(errors.text(call.where, problem, "No token goes to an expert twice."))
 
 
-def check_experts(call: Call, num_experts: Any, mode: Any) -> None:
-    """ValueError unless the experts split evenly over the ranks, and there is such a mode."""
-    refuse_traced(call.where, mode=mode)
+def _check_combine(rows: jax.Array, weights: jax.Array, dispatch: Dispatch) -> None:
+    exchange, wanted = dispatch.exchange, dispatch.slot_of.shape[::-1]
+    if weights.shape == wanted and rows.ndim and rows.shape[0] == exchange.output_size:
+        return
+    where = make_call("combine_from_experts", exchange.wire.axis_name).where
+    problem = (
+        f"rows have shape {rows.shape} and weights {weights.shape}; this dispatch needs "
+        f"[{exchange.output_size}, ...] and [tokens, k] = {list(wanted)}."
+    )
+    fix = "Pass a row for each that dispatch_to_experts returned, and the weights of its tokens."
+    raise ValueError(errors.text(where, problem, fix))
+
+
+def check_mode(where: str, mode: Any, output_size: Any, capacity_factor: Any) -> None:
+    """ValueError unless there is such a mode, and it has the room that is given."""
+    refuse_traced(where, mode=mode)
     if mode not in MODES:
         problem = f"mode={mode!r} is unknown."
-        raise ValueError(errors.text(call.where, problem, f"Choose one of {', '.join(MODES)}."))
+        raise ValueError(errors.text(where, problem, f"Choose one of {', '.join(MODES)}."))
+    name, value, other = (
+        ("capacity_factor", capacity_factor, "capacity")
+        if mode == "dropless"
+        else ("output_size", output_size, "dropless")
+    )
+    if value is not None:
+        problem = f"{name}={value!r} has no meaning in mode={mode!r}."
+        raise ValueError(errors.text(where, problem, f"Leave it out, or pass mode={other!r}."))
+
+
+def check_experts(call: Call, num_experts: Any) -> None:
+    """ValueError unless the experts split evenly over the ranks."""
     n = call.num_ranks
     if static_int(call.where, "num_experts", num_experts) < 1 or num_experts % n:
         problem = f"num_experts={num_experts}, which {n} ranks do not divide evenly."

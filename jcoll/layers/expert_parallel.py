@@ -51,7 +51,7 @@ def moe_layer(
     top_k: int,
     mode: str = "dropless",
     output_size: int | None = None,
-    capacity_factor: float = 2.0,
+    capacity_factor: float | None = None,
     activation: Callable[[jax.Array], jax.Array] = jax.nn.gelu,
     mask: Any = None,
     normalize: bool | None = None,
@@ -66,7 +66,7 @@ def moe_layer(
 
     Args:
       x: [..., width], this rank's tokens.
-      router_w: [width, num_experts], the same on all ranks. The router computes in float32.
+      router_w: [width, num_experts], the same on all ranks. The router computes in full float32.
       experts: (w_in, w_out), this rank's experts, [num_experts / n, width, hidden] and [.., hidden,
         width], each a two-layer network activation(rows @ w_in[e]) @ w_out[e], in x's dtype
         (`grouped_mlp`). Or a function (rows [R, width], group_sizes int32 [num_experts / n]) ->
@@ -76,7 +76,7 @@ def moe_layer(
       num_experts: over all ranks; a multiple of their number.
       top_k: experts per token.
       mode, output_size, capacity_factor: as in `dispatch_to_experts`: "dropless", with room for
-        any routing or for output_size rows on each rank; or "capacity".
+        any routing or for output_size rows on each rank; or "capacity", by capacity_factor.
       activation: of the two-layer networks, row by row; see `grouped_mlp` (and there for SwiGLU).
       mask: bool, x's shape without the width; False for padding, which gets y = 0.
       normalize: as in `top_k_router`: whether a token's weights sum to 1. Default: for top_k > 1.
@@ -100,11 +100,12 @@ def moe_layer(
     """
     call = make_call("moe_layer", axis_name)
     x, router_w = jnp.asarray(x), jnp.asarray(router_w)
-    expert_dispatch.check_experts(call, num_experts, mode)
+    expert_dispatch.check_mode(call.where, mode, output_size, capacity_factor)
+    expert_dispatch.check_experts(call, num_experts)
     _check(call, x, router_w, experts, num_experts)
     tokens = x.reshape(-1, x.shape[-1])
     routing = top_k_router(
-        tokens.astype(jnp.float32) @ router_w.astype(jnp.float32),
+        _logits(tokens, router_w),
         top_k,
         axis_name=call.axes if balance_axes is None else balance_axes,
         mask=None if mask is None else jnp.asarray(mask).reshape(-1),
@@ -120,6 +121,12 @@ def moe_layer(
     y = combine_from_experts(rows, routing.weights, dispatch)
     aux = MoeAux(*routing[2:4], dispatch.dropped, routing.rows_per_expert)
     return y.reshape(*x.shape[:-1], *y.shape[1:]), aux
+
+
+def _logits(tokens: jax.Array, router_w: jax.Array) -> jax.Array:
+    # A product of bfloat16 or TF32 would send tokens to other experts than float32 does.
+    arrays = tokens.astype(jnp.float32), router_w.astype(jnp.float32)
+    return jnp.matmul(*arrays, precision=jax.lax.Precision.HIGHEST)
 
 
 def _apply(experts: Any, rows: Any, sizes: Any, mode: str, activation: Any) -> Any:

@@ -3,6 +3,18 @@
 After an all_reduce every rank has the NaN and nothing says whose it was. `check_finite` counts on
 each rank, leaf by leaf, and exchanges the counts: all ranks get one table, so that all take the
 same decision (skip the step, stop), and the program that waits on the host can name leaf and rank.
+
+Where the backward pass itself reduces (`sync_in_backward`, `zero.gather`, `zero.regathered`,
+`zero.redirect_gradients`), nobody has the gradients before it. There `watch_finite` counts, in the
+backward pass, and the counts come out as the gradients of numbers that are zero, the probes:
+
+    def loss_of(shards, probes):                               # inside jax.shard_map
+        params = zero.gather(shards, layout, "data")
+        return loss(watch_finite(params, probes), batch)
+
+    probes = finite_probes(layout, "data")
+    grads, counts = jax.grad(loss_of, (0, 1))(shards, probes)
+    report = report_finite(counts, "data")
 """
 
 from __future__ import annotations
@@ -14,10 +26,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import keystr, register_dataclass, tree_leaves_with_path
+from jax.tree_util import (
+    keystr,
+    register_dataclass,
+    tree_flatten_with_path,
+    tree_leaves_with_path,
+)
 
-from jcoll import errors
-from jcoll.comm.mesh import AxisName, make_call
+from jcoll import _compat, errors
+from jcoll.comm.mesh import AxisName, Call, make_call
+from jcoll.layers.data_parallel import check_gradient, is_float0
 from jcoll.ops._invariant import as_invariant
 from jcoll.ops.all_gather import all_gather
 
@@ -69,7 +87,7 @@ def check_finite(
         report.raise_if_not_finite()                  # outside, on what the step returned
 
     Args:
-      grads: a pytree of arrays; integers count as finite.
+      grads: a pytree of arrays or Python numbers; integers, and their `float0`, count as finite.
       axis_name: the axis, or a tuple of all axes, over which the gradients differ.
       algorithm, timeout_s: as in `jcoll.all_gather`, for the one collective: 4 bytes per leaf.
 
@@ -77,20 +95,100 @@ def check_finite(
       A FiniteReport, a pytree, replicated over the axis. A report and not an exception: none can
       leave compiled code of one rank while the others wait in a collective.
     """
-    call = make_call("all_gather", axis_name, algorithm=algorithm, timeout_s=timeout_s)
+    settings: dict[str, Any] = {"algorithm": algorithm, "timeout_s": timeout_s}
+    call = make_call("check_finite", axis_name, plan_op="all_gather", **settings)
     leaves = tree_leaves_with_path(grads)
-    counts = [_count(leaf) for _, leaf in leaves]
-    own = jnp.stack(counts) if counts else jnp.zeros(0, jnp.int32)
-    every = all_gather(own, axis_name, algorithm=algorithm, timeout_s=timeout_s)
-    every = as_invariant(every.reshape(call.num_ranks, len(leaves)), call.axes)
     paths = tuple(f"grads{keystr(path)}" for path, _ in leaves)
-    return FiniteReport(every, paths, f"check_finite over axis {call.axis_text}")
+    counts = [_count(call.where, path, leaf) for path, (_, leaf) in zip(paths, leaves, strict=True)]
+    return _exchange(counts, paths, call, settings)
 
 
-def _count(leaf: Any) -> jax.Array:
-    if leaf.dtype == jax.dtypes.float0 or not jnp.issubdtype(leaf.dtype, jnp.inexact):
+def finite_probes(params: Any, axis_name: AxisName) -> Any:
+    """A pytree like `params` of zeros, float32 scalars, for `watch_finite`; varying over the axis.
+
+    `params`: any pytree of the parameters' structure, such as their layout; for stacked layers and
+    jax.lax.scan, of one layer's, and the counts are those of all layers together.
+    """
+    call = make_call("finite_probes", axis_name, plan_op="all_gather")
+    return jax.tree.map(
+        lambda _: _compat.make_varying(jnp.zeros((), jnp.float32), call.axes), params
+    )
+
+
+def watch_finite(params: Any, probes: Any) -> Any:
+    """`params` themselves. The gradient of each probe is how many elements of the parameter's
+    gradient are NaN or Inf on this rank.
+
+    Put it between what reduces gradients and what uses the parameters: the gradients that it sees
+    are those that have not been reduced. Inside of `zero.regathered`, probes are one of the layer's
+    arguments.
+
+    Derivative: to `params` the identity; to `probes` the counts, each a float32. Reverse mode.
+    """
+    entries, treedef = tree_flatten_with_path(params)
+    numbers, given = jax.tree.flatten(probes)
+    if given != treedef:
+        problem = f"probes is a tree {given}, params {treedef}."
+        raise ValueError(errors.text("watch_finite", problem, "Make it by finite_probes(params)."))
+    watched = []
+    for (path, leaf), probe in zip(entries, numbers, strict=True):
+        _check_probe(f"params{keystr(path)}", leaf, probe)
+        watched.append(_watched(leaf, probe))
+    return jax.tree.unflatten(treedef, watched)
+
+
+def _check_probe(name: str, leaf: Any, probe: Any) -> None:
+    if not _compat.check_vma():
+        return
+    extra = _compat.varying_axes(jax.typeof(leaf)) - _compat.varying_axes(jax.typeof(probe))
+    if extra:
+        axis = repr(min(extra, key=str))
+        problem = f"{name} differs between the ranks of axis {axis}, and its probe does not."
+        fix = f"Make the probes, and the report, over all axes: {axis} as well."
+        raise ValueError(errors.text("watch_finite", problem, fix))
+
+
+@jax.custom_vjp
+def _watched(param: Any, probe: Any) -> Any:
+    del probe
+    return param
+
+
+def _watched_bwd(probe: Any, grad: Any) -> tuple[Any, Any]:
+    count = _count("watch_finite", "grads", grad).astype(jnp.float32)
+    axes = sorted(_compat.varying_axes(jax.typeof(probe)), key=str)
+    return grad, _compat.make_varying(count, axes)
+
+
+_watched.defvjp(lambda param, probe: (_watched(param, probe), probe), _watched_bwd)
+
+
+def report_finite(
+    counts: Any, axis_name: AxisName, *, algorithm: str = "auto", timeout_s: float | None = None
+) -> FiniteReport:
+    """As `check_finite`, of the gradients of `watch_finite`'s probes."""
+    settings: dict[str, Any] = {"algorithm": algorithm, "timeout_s": timeout_s}
+    call = make_call("report_finite", axis_name, plan_op="all_gather", **settings)
+    leaves = tree_leaves_with_path(counts)
+    paths = tuple(f"grads{keystr(path)}" for path, _ in leaves)
+    return _exchange([leaf.astype(jnp.int32) for _, leaf in leaves], paths, call, settings)
+
+
+def _exchange(counts: list, paths: tuple[str, ...], call: Call, settings: dict) -> FiniteReport:
+    own = jnp.stack(counts) if counts else jnp.zeros(0, jnp.int32)
+    every = all_gather(own, call.axes, **settings)
+    every = as_invariant(every.reshape(call.num_ranks, len(counts)), call.axes)
+    return FiniteReport(every, paths, call.where)
+
+
+def _count(where: str, name: str, leaf: Any) -> jax.Array:
+    if is_float0(leaf):
         return jnp.zeros((), jnp.int32)
-    return jnp.sum(~jnp.isfinite(leaf), dtype=jnp.int32)
+    check_gradient(where, name, leaf)
+    array = jnp.asarray(leaf)
+    if not jnp.issubdtype(array.dtype, jnp.inexact):
+        return jnp.zeros((), jnp.int32)
+    return jnp.sum(~jnp.isfinite(array), dtype=jnp.int32)
 
 
 def _ranks(ranks: np.ndarray) -> str:

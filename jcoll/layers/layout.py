@@ -14,6 +14,7 @@ every rank holds whole.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -68,6 +69,20 @@ class Layout:
         if self.dim is not None:
             shape[self.dim] += self.padding
         return tuple(shape)
+
+    def local_shape(self, ndim: int, *, is_shard: bool) -> tuple[int | None, ...]:
+        """What an array of `ndim` dimensions is to have inside jax.shard_map: one rank's shard, or
+        the whole leaf; None for a size that depends on other mesh axes.
+
+        Fewer dimensions than the leaf's are those of one layer of a stack.
+        """
+        sizes: list[int | None] = list(self.shape)
+        for d, axes in enumerate(self.spec):
+            sizes[d] = sizes[d] if axes is None else None
+        if self.dim is not None and is_shard:
+            sizes[self.dim] = self.block_size
+        kept = max(ndim, 0 if self.dim is None else -self.dim)
+        return tuple(sizes[max(0, len(sizes) - kept) :])
 
     def full_spec(self, axis_name: Any) -> PartitionSpec:
         """`spec` with the split over `axis_name` added."""
@@ -143,7 +158,25 @@ def specs(layout: Any, axis_name: Any) -> Any:
 
 def shardings(layout: Any, axis_name: Any, mesh: Mesh) -> Any:
     """The same as NamedShardings, for jit and jax.device_put."""
+    check_mesh("zero.shardings", layout, axis_name, mesh)
     return jax.tree.map(lambda x: NamedSharding(mesh, x.full_spec(axis_name)), layout)
+
+
+def check_mesh(where: str, layout: Any, axis_name: Any, mesh: Mesh) -> None:
+    """ValueError unless the leaves are split over as many ranks as the mesh axis has."""
+    axes = axis_name if isinstance(axis_name, tuple | list) else (axis_name,)
+    missing = [axis for axis in axes if axis not in mesh.shape]
+    if missing:
+        problem = f"the mesh has no axis {missing[0]!r}; it has {dict(mesh.shape)}."
+        raise ValueError(errors.text(where, problem, "Name axes of the mesh."))
+    n = math.prod(mesh.shape[axis] for axis in axes)
+    for path, leaf in tree_leaves_with_path(layout):
+        if leaf.dim is not None and leaf.num_ranks != n:
+            problem = (
+                f"leaf {keystr(path)} has a layout for {leaf.num_ranks} ranks; axis {axis_name!r} "
+                f"of the mesh has {n}."
+            )
+            raise ValueError(errors.text(where, problem, f"Make it by zero.layouts(params, {n})."))
 
 
 def shapes(layout: Any) -> Any:

@@ -1,7 +1,8 @@
 """Routing of tokens to experts: the top k of a softmax, and the losses that keep the load even.
 
 For token t with logits z_t over E experts, p_t = softmax(z_t). Its experts are the k with the
-largest p (ties: the lower index), its weights their p, divided by their sum if normalised.
+largest z (ties: the lower index), its weights their p, divided by their sum if normalised. (Of p
+many may be 0 in float32 where z still tells which is larger.)
 
 Losses, over all tokens that are routed, T of them (ranks included, if an axis is given):
 
@@ -58,6 +59,7 @@ def top_k_router(
     axis_name: AxisName | None = None,
     mask: Any = None,
     normalize: bool | None = None,
+    algorithm: str = "auto",
     timeout_s: float | None = None,
 ) -> Routing:
     """The k experts of each token, their weights, and the losses of the module's docstring.
@@ -71,7 +73,7 @@ def top_k_router(
       mask: bool [T], False for tokens that are padding: they go nowhere and count nowhere.
       normalize: whether a token's weights sum to 1. If not given: for k > 1. For k = 1 they would
         all be 1, and the router would not learn from the model's loss.
-      timeout_s: as for `jcoll.all_reduce`.
+      algorithm, timeout_s: as for `jcoll.all_reduce`.
 
     Returns:
       A Routing. With an axis, its losses and rows_per_expert are equal on all ranks.
@@ -88,11 +90,10 @@ def top_k_router(
     num_tokens, num_experts = logits.shape
     logits = logits.astype(jnp.float32)
     probs = jax.nn.softmax(logits)
-    weights, experts = jax.lax.top_k(probs, k)
+    experts = jax.lax.top_k(logits, k)[1].astype(jnp.int32)
+    weights = jnp.take_along_axis(probs, experts, 1)
     if normalize or (normalize is None and k > 1):
-        # Not below the smallest normal number: all of p can lie on experts that underflow to 0.
-        weights = weights / jnp.maximum(weights.sum(1, keepdims=True), jnp.finfo(jnp.float32).tiny)
-    experts = experts.astype(jnp.int32)
+        weights = weights / weights.sum(1, keepdims=True)  # At least 1 / E: the largest is there.
     z = jax.nn.logsumexp(logits, axis=1) ** 2
     routed = jnp.ones(num_tokens, bool) if mask is None else jnp.asarray(mask)
     if mask is not None:
@@ -101,7 +102,7 @@ def top_k_router(
         probs, z = jnp.where(routed[:, None], probs, 0.0), jnp.where(routed, z, 0.0)
     totals = (count(experts, num_experts).astype(jnp.float32), probs.sum(0), z.sum(), routed.sum())
     if axis_name is not None:
-        totals = _sum_over_ranks(totals, axis_name, timeout_s)
+        totals = _sum_over_ranks(totals, axis_name, algorithm=algorithm, timeout_s=timeout_s)
     chosen, prob_sums, z_sum, num_routed = totals
     tokens = jnp.maximum(num_routed.astype(jnp.float32), 1.0)
     balance = num_experts * jnp.vdot(chosen / (k * tokens), prob_sums / tokens)
@@ -115,9 +116,9 @@ def count(experts: jax.Array, num_experts: int) -> jax.Array:
     return (experts.reshape(-1, 1) == ids[None]).sum(0, dtype=jnp.int32)
 
 
-def _sum_over_ranks(totals: tuple, axis_name: AxisName, timeout_s: float | None) -> list:
+def _sum_over_ranks(totals: tuple, axis_name: AxisName, **settings: Any) -> list:
     flat = jnp.concatenate([part.astype(jnp.float32).reshape(-1) for part in totals])
-    flat = all_reduce(flat, axis_name, timeout_s=timeout_s)
+    flat = all_reduce(flat, axis_name, **settings)
     parts = jax.lax.split(flat, [part.size for part in totals])
     return [part.reshape(total.shape) for part, total in zip(parts, totals, strict=True)]
 

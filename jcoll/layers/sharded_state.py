@@ -12,34 +12,33 @@ A checkpoint is a folder:
 Blocks are parts of *whole* leaves: padding is not saved. So nothing in a checkpoint depends on how
 many ranks wrote it, and a device that restores reads just the blocks that overlap its own. Each
 process writes what its devices hold, a block that several hold only once, into one folder that all
-processes see (a shared file system). The folder gets its name last, by an atomic rename: under that
-name there is a whole checkpoint or nothing.
+processes see (a shared file system). The folder gets its name last, by an atomic rename, when all
+blocks are there and on the disk: under that name there is a whole checkpoint or nothing. What fails
+in one process fails in all.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import shutil
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from jcoll import _compat, errors
-from jcoll.layers.layout import Layout
+from jcoll import errors
+from jcoll.layers._agreement import Agreement
+from jcoll.layers.layout import Layout, check_mesh
 
 FORMAT, VERSION = "jcoll.sharded_state", 1
 MANIFEST = "manifest.json"
-_WAIT_S = 600
-_barriers = itertools.count()
 
 
 def save(
@@ -48,46 +47,66 @@ def save(
     layout: Any,
     *,
     metadata: Any = None,
+    timeout_s: float = 600.0,
 ) -> None:
     """Writes `state` into the new folder `folder`. Outside jit; all processes call it.
 
     Args:
       folder: must not exist yet. While it is written it is called `folder` + ".writing".
       state: a pytree of arrays: parameters (whole or shards, as global jax.Arrays), optimizer
-        state, a step count.
+        state, a step count. What is no global array (a number, an array of numpy, or one on this
+        process's devices alone) is taken to be the same in all processes; process 0 writes its own.
       layout: the pytree of their Layouts (`zero.layouts`, `zero.layouts_of_state`), which say what
-        is padding.
-      metadata: anything that JSON holds, for `read_metadata`.
+        is padding, and the dtype.
+      metadata: anything that JSON holds, for `read_metadata`; process 0's is saved.
+      timeout_s: how long the processes wait for the slowest one to write its part.
 
-    Raises: FileExistsError: a checkpoint is there already. ValueError: state and layout differ.
+    Raises, and nothing is left under `folder`: FileExistsError: a checkpoint is there already.
+      ValueError, TypeError: state and layout differ; metadata is not JSON's. OSError: it cannot be
+      written. RuntimeError: one of these in another process. TimeoutError.
     """
     where = f"layers.sharded_state.save to {os.fspath(folder)!r}"
     final = Path(folder)
+    partial = final.with_name(final.name + ".writing")
+    is_first = jax.process_index() == 0
+    together = Agreement(where, f"sharded_state/{final.name}", timeout_s)
+
+    def write() -> None:
+        _write_blocks(partial, leaves)
+        if is_first:
+            _write_text(partial / MANIFEST, manifest)
+        _flush_folder(partial)
+
+    def finish() -> None:
+        if hole := _Checkpoint(partial, where).hole():
+            fix = "Pass global arrays that all processes have, as jit and zero.place make them."
+            raise ValueError(errors.text(where, f"of {hole}: no process has the rest.", fix))
+        partial.rename(final)
+        _flush_folder(final.parent)
+
+    leaves, manifest = together.step(
+        "check", lambda: _checked(where, final, state, layout, metadata)
+    )
+    together.step("make the folder", lambda: is_first and _make_empty(partial))
+    together.step("write", write)
+    together.step("finish", lambda: is_first and finish())
+
+
+def _checked(
+    where: str, final: Path, state: Any, layout: Any, metadata: Any
+) -> tuple[list[tuple[str, Any, Layout]], str]:
+    """(leaves, the text of the manifest)"""
     leaves = _checked_leaves(where, state, layout)
-    process, num_processes = jax.process_index(), jax.process_count()
+    try:
+        manifest = json.dumps(_manifest(leaves, metadata), indent=1) + "\n"
+    except (TypeError, ValueError) as error:
+        problem = f"metadata={metadata!r} cannot be written as JSON ({error})."
+        fix = "Pass Python's own numbers, text, lists and dicts, e.g. int(step)."
+        raise TypeError(errors.text(where, problem, fix)) from None
     if final.exists():
         problem = "it exists already; a checkpoint is never overwritten."
         raise FileExistsError(errors.text(where, problem, "Choose another folder, or remove it."))
-    partial = final.with_name(final.name + ".writing")
-    _barrier()  # None creates what another still looks for.
-    if process == 0:
-        with contextlib.suppress(FileNotFoundError):  # Of a run that was killed.
-            shutil.rmtree(partial)
-        partial.mkdir(parents=True)
-    _barrier()
-    blocks = [
-        _write_block(partial, index, number, start, data)
-        for index, (_, leaf, part) in enumerate(leaves)
-        for number, start, data in _own_blocks(leaf, part)
-    ]
-    _write_json(partial / _process_file(process), {"blocks": blocks})
-    if process == 0:
-        manifest = _manifest(leaves, num_processes, metadata)
-        _write_json(partial / MANIFEST, manifest)
-    _barrier()
-    if process == 0:
-        partial.rename(final)
-    _barrier()
+    return leaves, manifest
 
 
 def _checked_leaves(where: str, state: Any, layout: Any) -> list[tuple[str, Any, Layout]]:
@@ -99,7 +118,7 @@ def _checked_leaves(where: str, state: Any, layout: Any) -> list[tuple[str, Any,
         raise ValueError(errors.text(where, problem, fix))
     found = []
     for (path, leaf), part in zip(entries, plan, strict=True):
-        name, leaf = keystr(path), _as_array(where, keystr(path), leaf)
+        name, leaf = keystr(path), _as_array(where, keystr(path), leaf, part)
         if leaf.shape not in (part.shape, part.padded_shape):
             problem = f"leaf {name} has shape {leaf.shape}, by its layout {part.padded_shape}."
             fix = "Pass global arrays, as jit returns them, and the layout they were made by."
@@ -108,12 +127,43 @@ def _checked_leaves(where: str, state: Any, layout: Any) -> list[tuple[str, Any,
     return found
 
 
-def _as_array(where: str, name: str, leaf: Any) -> Any:
+def _as_array(where: str, name: str, leaf: Any, part: Layout) -> Any:
+    """A jax.Array as it is, all else as a numpy array; of the layout's dtype, or an error."""
     if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
         problem = f"leaf {name} has dtype {leaf.dtype}, which has no bytes to save."
         fix = "Save jax.random.key_data(key), and restore by jax.random.wrap_key_data."
         raise TypeError(errors.text(where, problem, fix))
-    return leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
+    # As jax has it: with x64 off, numbers and numpy's 64 bits are of 32 bits in a layout.
+    array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
+    given, dtype = np.dtype(jax.numpy.result_type(leaf)), np.dtype(part.dtype)
+    if given != dtype:
+        problem = f"leaf {name} has dtype {given}, by its layout {dtype}."
+        fix = "Convert it, or make the layout of this state."
+        raise TypeError(errors.text(where, problem, fix))
+    if array.dtype == dtype:
+        return array
+    converted = array.astype(dtype)
+    if jax.numpy.issubdtype(dtype, np.integer) and (converted != array).any():
+        problem = f"leaf {name} has integers that do not fit {dtype}, its layout's dtype."
+        raise ValueError(errors.text(where, problem, "Turn on jax_enable_x64, or save a float."))
+    return converted
+
+
+def _make_empty(folder: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):  # Of a run that was killed.
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+
+
+def _write_blocks(folder: Path, leaves: list[tuple[str, Any, Layout]]) -> None:
+    """This process's, and the file that lists them."""
+    blocks = [
+        _write_block(folder, index, number, start, data)
+        for index, (_, leaf, part) in enumerate(leaves)
+        for number, start, data in _own_blocks(leaf, part)
+    ]
+    text = json.dumps({"blocks": blocks}, indent=1) + "\n"
+    _write_text(folder / _process_file(jax.process_index()), text)
 
 
 def _own_blocks(leaf: Any, part: Layout) -> Iterator[tuple[int, list[int], np.ndarray]]:
@@ -121,9 +171,11 @@ def _own_blocks(leaf: Any, part: Layout) -> Iterator[tuple[int, list[int], np.nd
 
     The number is that of the device, so no two processes have the same.
     """
-    if not isinstance(leaf, jax.Array):  # Of numpy, the same in every process.
+    if not isinstance(leaf, jax.Array) or (
+        leaf.is_fully_addressable and jax.process_count() > 1
+    ):  # Each process has its own, and by contract the same.
         if jax.process_index() == 0:
-            yield 0, [0] * leaf.ndim, leaf
+            yield 0, [0] * leaf.ndim, np.asarray(leaf)[tuple(map(slice, part.shape))]
         return
     for piece in leaf.addressable_shards:
         if piece.replica_id == 0:
@@ -140,7 +192,8 @@ def _write_block(
     file = f"{leaf:05}-{number:05}.npy"
     # NumPy's format knows NumPy's types alone; the manifest has the real one.
     raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-    np.save(folder / file, raw, allow_pickle=False)
+    with _flushed(folder / file) as out:
+        np.save(out, raw, allow_pickle=False)
     return {
         "leaf": leaf,
         "start": start,
@@ -151,18 +204,16 @@ def _write_block(
     }
 
 
-def _manifest(
-    leaves: list[tuple[str, Any, Layout]], num_processes: int, metadata: Any
-) -> dict[str, Any]:
+def _manifest(leaves: list[tuple[str, Any, Layout]], metadata: Any) -> dict[str, Any]:
     meshes = [leaf.sharding.mesh for _, leaf, _ in leaves if _is_named(leaf)]
     return {
         "format": FORMAT,
         "version": VERSION,
         "mesh": dict(meshes[0].shape) if meshes else {},
-        "num_processes": num_processes,
+        "num_processes": jax.process_count(),
         "metadata": metadata,
         "leaves": [
-            {"path": name, "shape": list(part.shape), "dtype": str(leaf.dtype)}
+            {"path": name, "shape": list(part.shape), "dtype": str(np.dtype(part.dtype))}
             for name, leaf, part in leaves
         ],
     }
@@ -176,24 +227,46 @@ def _process_file(process: int) -> str:
     return f"process-{process:05}.json"
 
 
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=1) + "\n")
+@contextlib.contextmanager
+def _flushed(path: Path) -> Iterator[BinaryIO]:
+    """A new file, whose bytes are on the disk when the context ends."""
+    with path.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
 
 
-def _barrier() -> None:
-    """All processes of the job have come here, as often as this one."""
-    if jax.process_count() > 1:
-        name = f"jcoll.sharded_state:{next(_barriers)}"
-        _compat.distributed_client().wait_at_barrier(name, _WAIT_S * 1000)
+def _write_text(path: Path, text: str) -> None:
+    with _flushed(path) as out:
+        out.write(text.encode())
+
+
+def _flush_folder(folder: Path) -> None:
+    """The names of its files are on the disk, too."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
 
 
 def read_metadata(folder: str | os.PathLike[str]) -> Any:
     """The metadata that the checkpoint was saved with."""
-    return _Checkpoint(folder).manifest["metadata"]
+    return _open(folder).manifest["metadata"]
+
+
+def _open(folder: str | os.PathLike[str]) -> _Checkpoint:
+    return _Checkpoint(Path(folder), f"layers.sharded_state.restore from {os.fspath(folder)!r}")
 
 
 def restore(
-    folder: str | os.PathLike[str], layout: Any, axis_name: Any, mesh: Mesh, *, cast: bool = False
+    folder: str | os.PathLike[str],
+    layout: Any,
+    axis_name: Any,
+    mesh: Mesh,
+    *,
+    cast: bool = False,
+    strict: bool = True,
 ) -> Any:
     """The state saved in `folder`, laid out for this mesh. Outside jit; all processes call it.
 
@@ -204,16 +277,19 @@ def restore(
       axis_name: the axis, or axes, of `mesh` that the layouts are split over.
       mesh: may be of another size, with other axes, than the one that saved.
       cast: convert leaves to the layout's dtypes where the checkpoint's are others.
+      strict: False: leaves of the checkpoint that `layout` has not are left out and not read, e.g.
+        the optimizer's of a saved (params, opt_state) by the layout (params_layout, None).
 
     Returns: a pytree like `layout` of global jax.Arrays with zero.shardings(layout, ...).
 
     Raises: FileNotFoundError: there is no checkpoint. ValueError: it is damaged (a file is missing,
       or has other bytes), or is not of this model (names the leaves).
     """
-    checkpoint = _Checkpoint(folder)
+    checkpoint = _open(folder)
+    check_mesh(checkpoint.where, layout, axis_name, mesh)
     entries, treedef = tree_flatten_with_path(layout)
     wanted = {keystr(path): part for path, part in entries}
-    checkpoint.check_leaves(wanted, cast)
+    checkpoint.check_leaves(wanted, cast, strict)
     restored = []
     for name, part in wanted.items():
         sharding = NamedSharding(mesh, part.full_spec(axis_name))
@@ -224,9 +300,9 @@ def restore(
 class _Checkpoint:
     """A checkpoint's folder, open for reading. Each file is checked once, when first used."""
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self._folder = Path(folder)
-        self._where = f"layers.sharded_state.restore from {os.fspath(folder)!r}"
+    def __init__(self, folder: Path, where: str) -> None:
+        self._folder = folder
+        self.where = where
         self._sound: set[str] = set()
         self.manifest = self._read_manifest()
         try:
@@ -242,16 +318,16 @@ class _Checkpoint:
             for block in self._read_json(_process_file(process))["blocks"]:
                 self._blocks[block["leaf"]].append(block)
 
-    def check_leaves(self, wanted: dict[str, Layout], cast: bool) -> None:
+    def check_leaves(self, wanted: dict[str, Layout], cast: bool, strict: bool) -> None:
         """Refuses a checkpoint of another model, and one with holes."""
-        for kind, names in (
-            ("without", set(wanted) - set(self._index)),
-            ("with unknown", set(self._index) - set(wanted)),
+        for kind, names, fix in (
+            ("without", set(wanted) - set(self._index), ""),
+            ("with unknown", set(self._index) - set(wanted), ", or pass strict=False for a part"),
         ):
-            if names:
+            if names and (strict or kind == "without"):
                 shown = ", ".join(sorted(names)[:8]) + (" ..." if len(names) > 8 else "")
                 problem = f"the checkpoint is of another tree, {kind} leaves {shown}."
-                raise ValueError(self._text(problem, "Restore into the tree that was saved."))
+                raise ValueError(self._text(problem, f"Restore into the tree that was saved{fix}."))
         for name, part in wanted.items():
             saved = self.manifest["leaves"][self._index[name]]
             if tuple(saved["shape"]) != part.shape:
@@ -261,7 +337,8 @@ class _Checkpoint:
                 problem = f"leaf {name} has dtype {saved['dtype']} there, {part.dtype} here."
                 fix = "Pass cast=True to convert, or make the layout of the saved type."
                 raise ValueError(self._text(problem, fix))
-            self._check_complete(name, part)
+        if hole := self.hole(wanted):
+            raise ValueError(self._damaged(f"of {hole}"))
 
     def array(self, name: str, part: Layout, sharding: NamedSharding) -> jax.Array:
         """A leaf, each device's part read from the blocks that overlap it."""
@@ -307,13 +384,18 @@ class _Checkpoint:
             self._sound.add(block["file"])
         return raw
 
-    def _check_complete(self, name: str, part: Layout) -> None:
-        """Blocks are the shards of one array, which do not overlap: sizes tell if all are there."""
-        blocks = self._blocks[self._index[name]]
-        found = sum(int(np.prod(block["shape"])) for block in blocks)
-        if found != int(np.prod(part.shape)):
-            problem = f"leaf {name} has {found} elements of {int(np.prod(part.shape))}"
-            raise ValueError(self._damaged(problem))
+    def hole(self, names: Iterable[str] | None = None) -> str:
+        """A leaf, of these or of all, of which blocks are missing; "" if there is none.
+
+        Blocks are the shards of one array, which do not overlap: sizes tell if all are there.
+        """
+        for name in self._index if names is None else names:
+            leaf = self._index[name]
+            found = sum(int(np.prod(block["shape"])) for block in self._blocks[leaf])
+            size = int(np.prod(self.manifest["leaves"][leaf]["shape"]))
+            if found != size:
+                return f"leaf {name} there are {found} elements of {size}"
+        return ""
 
     def _read_manifest(self) -> dict[str, Any]:
         if not (self._folder / MANIFEST).exists():
@@ -341,4 +423,4 @@ class _Checkpoint:
         return self._text(f"the checkpoint is damaged: {problem}.", "Restore an earlier one.")
 
     def _text(self, problem: str, fix: str) -> str:
-        return errors.text(self._where, problem, fix)
+        return errors.text(self.where, problem, fix)

@@ -13,8 +13,8 @@ gradient of X, `sum_r dY_r A_r^T`, is the all_reduce of column_parallel. (Shoeyb
 dropout and residuals are computed N times and stored N times. With `sequence_parallel=True` each
 rank has its part of the sequence there: column_parallel gathers it (all_gather), row_parallel
 leaves each rank its part of the sum (reduce_scatter). An all_reduce moves as many bytes as the two
-together; activations between the pairs take 1 / N of the memory. Column_parallel keeps its part for
-the backward pass and gathers it again there.
+together; activations between the pairs take 1 / N of the memory. So does what column_parallel keeps
+of X for the backward pass: its part, which it gathers there once more, for half an all_reduce.
 
 `overlap=True` takes these apart into ring steps between the parts of the product; see
 jcoll.layers.collective_matmul.
@@ -77,21 +77,23 @@ def column_parallel(
 
     Source: ColumnParallelLinear of Megatron-LM.
     """
+    sequence_parallel, overlap = _split("column_parallel", sequence_parallel, overlap)
+    gather_output = static_bool("column_parallel", "gather_output", gather_output)
     gathers = sequence_parallel or gather_output
     plan_op = "ppermute" if overlap else "all_gather" if gathers else "all_reduce"
     call = make_call(
         "column_parallel", axis_name, algorithm=algorithm, timeout_s=timeout_s, plan_op=plan_op
     )
     x, w, b = _operands(call, x, w, b, "[K, M / N], this rank's columns")
-    dim = _sequence(call, x, sequence_parallel, sequence_dim, overlap)
+    dim = collective_matmul.check_sequence_dim(call, x, sequence_dim) if sequence_parallel else None
     if dim is None:
         y = collective_matmul.product(_conjugates.copy_to(x, call), w)
     elif overlap:
         y = collective_matmul.gathered(x, w, dim, call)
     else:
-        y = collective_matmul.product(_conjugates.gather(x, dim, call, "sequence_dim"), w)
+        y = collective_matmul.regathered(x, w, dim, call)
     y = _plus(y, b)
-    if static_bool(call.where, "gather_output", gather_output):
+    if gather_output:
         return _conjugates.gather_from(y, -1, call, "dim")
     return y
 
@@ -132,12 +134,13 @@ def row_parallel(
 
     Source: RowParallelLinear of Megatron-LM.
     """
+    sequence_parallel, overlap = _split("row_parallel", sequence_parallel, overlap)
     plan_op = "ppermute" if overlap else "reduce_scatter" if sequence_parallel else "all_reduce"
     call = make_call(
         "row_parallel", axis_name, algorithm=algorithm, timeout_s=timeout_s, plan_op=plan_op
     )
     x, w, b = _operands(call, x, w, b, "[K / N, M], this rank's rows")
-    dim = _sequence(call, x, sequence_parallel, sequence_dim, overlap)
+    dim = collective_matmul.check_sequence_dim(call, x, sequence_dim) if sequence_parallel else None
     if dim is None:
         return _plus(_conjugates.reduce_from(collective_matmul.product(x, w), call), b)
     if b is not None:  # Each rank adds it to other rows, so that its gradient is a sum.
@@ -164,12 +167,13 @@ def _operands(call: Call, x: Any, w: Any, b: Any, w_shape: str) -> tuple[Any, An
     return x, w, b
 
 
-def _sequence(call: Call, x: Any, split: Any, dim: Any, overlap: Any) -> int | None:
-    """The dimension of the sequence, if it is split."""
-    split = static_bool(call.where, "sequence_parallel", split)
-    if not split and static_bool(call.where, "overlap", overlap):
+def _split(where: str, sequence_parallel: Any, overlap: Any) -> tuple[bool, bool]:
+    """The two flags, checked."""
+    sequence_parallel = static_bool(where, "sequence_parallel", sequence_parallel)
+    overlap = static_bool(where, "overlap", overlap)
+    if overlap and not sequence_parallel:
         problem = "overlap=True without sequence_parallel=True; only an all_gather before the "
         problem += "product or a reduce_scatter after it can be taken apart."
         fix = "Pass sequence_parallel=True and x split along the sequence, or overlap=False."
-        raise ValueError(errors.text(call.where, problem, fix))
-    return collective_matmul.check_sequence_dim(call, x, dim) if split else None
+        raise ValueError(errors.text(where, problem, fix))
+    return sequence_parallel, overlap

@@ -61,9 +61,11 @@ def vocab_parallel_embedding(
     Derivative: rows of the gradient are added to the rows they came from, on the rank that has
     them.
     """
+    where = "vocab_parallel_embedding"
+    sequence_parallel = static_bool(where, "sequence_parallel", sequence_parallel)
     plan_op = "reduce_scatter" if sequence_parallel else "all_reduce"
     call = make_call(
-        "vocab_parallel_embedding",
+        where,
         axis_name,
         algorithm=algorithm,
         timeout_s=timeout_s,
@@ -79,7 +81,7 @@ def vocab_parallel_embedding(
     found = jnp.take(table, local, axis=0, mode="clip")
     other = jnp.where(is_word, 0.0, jnp.nan).astype(table.dtype)
     rows = jnp.where(is_here[..., None], found, jnp.broadcast_to(other[..., None], found.shape))
-    if static_bool(call.where, "sequence_parallel", sequence_parallel):
+    if sequence_parallel:
         return _conjugates.sum_scatter(rows, sequence_dim, call, "sequence_dim")
     return _conjugates.reduce_from(rows, call)
 

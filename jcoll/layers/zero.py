@@ -51,6 +51,7 @@ from jcoll.layers.layout import shardings as shardings
 from jcoll.layers.layout import specs as specs
 from jcoll.layers.layout import trim as trim
 from jcoll.ops._invariant import as_invariant
+from jcoll.ops.all_reduce import SPEC as ALL_REDUCE
 
 STAGES = (1, 2, 3)
 
@@ -130,7 +131,8 @@ def regathered(
       layout, axis_name, dtype, options: as in `gather`; of one layer or of the stack.
       policy: of jax.checkpoint: what is kept for the backward pass. None: all results of
         arithmetic, but not the gathered parameters and what was made of them by casts, slices and
-        transposes. `jax.checkpoint_policies.nothing_saveable`: nothing but the layer's arguments.
+        transposes. `jax.checkpoint_policies.nothing_saveable`: nothing but the layer's arguments,
+        for a peak that activations do not set: the layer is computed twice.
       prevent_cse: as in jax.checkpoint; False in the body of a scan, where it saves barriers.
     """
 
@@ -241,7 +243,7 @@ def update(
     _shards.checked_leaves(grads, layout, transfer.call, "grads", are_shards=True)
     _shards.checked_leaves(params, layout, transfer.call, "params", are_shards=stage == 3)
     if max_norm is not None:
-        settings = {k: v for k, v in transfer.settings.items() if k != "axis_name"}
+        settings = transfer.settings(ALL_REDUCE)
         grad_specs = specs(layout, transfer.call.axes)
         grads, _ = clip.clip_by_global_norm(grads, max_norm, grad_specs, **settings)
     own = params if stage == 3 else shard(params, layout, axis_name)

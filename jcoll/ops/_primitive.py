@@ -26,9 +26,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jcoll import _compat, errors
-from jcoll.algorithms.registry import RESERVED, supporting
 from jcoll.comm.group import Groups
-from jcoll.comm.mesh import Call
+from jcoll.comm.mesh import Call, serves
 from jcoll.ops import _lowering
 from jcoll.ops._motion import Motion
 
@@ -126,18 +125,15 @@ def bind(spec: CollectiveSpec, *arrays: Any, call: Call, **static: Any) -> list[
     axes = set(call.axes).union(*(_compat.varying_axes(jax.typeof(x)) for x in arrays))
     # Sorted: a set's order differs between processes, and must not between their programs.
     arrays = tuple(_compat.make_varying(x, sorted(axes, key=str)) for x in arrays)
-    return spec.primitive.bind(*arrays, call=_call_of(spec, call), **static)
+    return spec.primitive.bind(*arrays, call=call_of(spec, call), **static)
 
 
-def _call_of(spec: CollectiveSpec, call: Call) -> Call:
+def call_of(spec: CollectiveSpec, call: Call) -> Call:
     """A transpose is another op with its operator's call, but for an algorithm that it has not."""
     if call.op == spec.name:
         return call
-    call = replace(call, op=spec.name)
-    if call.algorithm in RESERVED:
-        return call
-    served = all(call.algorithm in supporting(spec.name, n) for n in call.groups.sizes)
-    return call if served else replace(call, algorithm="auto")
+    served = serves(spec.name, call.algorithm, call.groups)
+    return replace(call, op=spec.name, algorithm=call.algorithm if served else "auto")
 
 
 def as_array(call: Call, x: Any, name: str = "") -> Any:

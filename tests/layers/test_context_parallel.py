@@ -148,7 +148,7 @@ ATTENTIONS = {
     "ring-zigzag": (RING, {"placement": "zigzag"}),
     "gather": (GATHER, {"placement": "contiguous"}),
     "gather-zigzag": (GATHER, {"placement": "zigzag", "block_size": 3}),
-    "ulysses": (ULYSSES, {}),
+    "ulysses": (ULYSSES, {"block_size": 5}),
 }
 
 
@@ -414,6 +414,7 @@ WHERE = "(?s)jcoll.ring_attention over axis 'seq'.*"
     [
         ({"placement": "striped"}, r"placement='striped'.*'contiguous' or 'zigzag'"),
         ({"block_size": 0}, r"block_size=0 is too small.*at least 1"),
+        ({"scale": np.ones(2)}, r"scale=array.* is not a finite number"),
         ({"scale": float("nan")}, r"scale=nan is not a finite number.*D \*\* -0.5"),
         ({"algorithm": "bruck"}, r"algorithm='bruck' does not serve.*ppermute"),
     ],
@@ -453,6 +454,12 @@ def test_types_must_agree():
         call(arrays=[x.astype("int32") for x in (q, k, v)])
     with pytest.raises(TypeError, match=r"(?s)segment_ids has dtype float32; integers"):
         call(segment_ids=jnp.zeros((2, 16), "float32"))
+    with pytest.raises(TypeError, match=r"(?s)segment_ids is a list; .*jnp.asarray"):
+        layers.blockwise_attention(q, k, v, segment_ids=[[0] * 16] * 2)
+
+
+def test_a_scale_may_be_an_array():
+    jax.eval_shape(functools.partial(layers.blockwise_attention, scale=jnp.float32(0.3)), *inputs())
 
 
 def test_a_traced_option():

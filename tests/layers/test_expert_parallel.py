@@ -200,14 +200,8 @@ def forward(mesh, values, check_vma=True, **options):
         y, aux = moe(*local, **options)
         return y, aux._replace(dropped=aux.dropped[None])
 
-    aux_specs = layers_aux(P(), P(), P(mesh.axis_names), P())
+    aux_specs = layers.MoeAux(P(), P(), P(mesh.axis_names), P())
     return run(fn, mesh, specs, (specs[0], aux_specs), *values, check_vma=check_vma)
-
-
-def layers_aux(*parts):
-    from jcoll.layers.expert_parallel import MoeAux
-
-    return MoeAux(*parts)
 
 
 def by_hand(values, num_ranks, keep):
@@ -380,7 +374,44 @@ def test_overflow_height():
         np.testing.assert_array_equal(got, np.minimum(counts, height))
 
 
+def test_an_expert_named_twice():
+    """There is room for k different experts; rows beyond it are dropped and counted."""
+    mesh, num_tokens = mesh_of(8), 4
+
+    def fn(x):
+        experts = jnp.zeros((num_tokens, 2), jnp.int32)
+        options = {"axis_name": "expert", "num_experts": 8}
+        rows, dispatch = layers.dispatch_to_experts(x, experts, **options)
+        y = layers.combine_from_experts(rows, jnp.ones((num_tokens, 2), jnp.float32), dispatch)
+        return y, dispatch.group_sizes, dispatch.dropped[None]
+
+    x = jnp.ones((num_tokens * 8, 3), jnp.float32)
+    y, sizes, dropped = run(fn, mesh, (P("expert"),), (P("expert"),) * 3, x)
+    np.testing.assert_array_equal(sizes, [num_tokens * 8] + [0] * 7)
+    np.testing.assert_array_equal(dropped, [num_tokens] * 8)
+    np.testing.assert_array_equal(y, x)  # First choices come first, so the second are dropped.
+
+
 # Bad input.
+
+
+@pytest.mark.parametrize("mode", ["dropless", "capacity"])
+@pytest.mark.parametrize(
+    ("rows", "weights", "match"),
+    [
+        (slice(None), (2, 4), r"weights \(2, 4\); .*\[tokens, k\] = \[4, 2\]"),
+        (slice(None), (8,), r"weights \(8,\)"),
+        (slice(1, None), (4, 2), r"rows have shape .*dispatch needs \["),
+    ],
+)
+def test_combine_refuses(mode, rows, weights, match):
+    def fn(x):
+        options = {"axis_name": "expert", "num_experts": 8, "mode": mode}
+        got, dispatch = layers.dispatch_to_experts(x, jnp.zeros((4, 2), int), **options)
+        return layers.combine_from_experts(got[rows], jnp.ones(weights, x.dtype), dispatch)
+
+    with pytest.raises(ValueError, match=f"(?s)combine_from_experts over.*'expert'.*{match}"):
+        run(fn, mesh_of(8), (P("expert"),), P("expert"), jnp.ones((32, 3), jnp.float32))
 
 
 @pytest.mark.parametrize(
@@ -401,6 +432,8 @@ def test_overflow_height():
         ({"output_size": 1.5}, TypeError, "output_size=1.5 is not an integer"),
         ({"mode": "capacity", "capacity_factor": 0}, ValueError, "capacity_factor=0 is not"),
         ({"mode": "capacity", "capacity_factor": float("nan")}, ValueError, "capacity_factor=nan"),
+        ({"mode": "capacity", "output_size": 16}, ValueError, "output_size=16 has no.*dropless"),
+        ({"capacity_factor": 1.5}, ValueError, "capacity_factor=1.5 has no.*mode='capacity'"),
         ({"algorithm": "no_such"}, ValueError, "no_such"),
         ({"timeout_s": -1}, ValueError, "timeout_s=-1"),
         ({"axis_name": "nope"}, NameError, "moe_layer.*'nope'"),

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import jcoll
 from jcoll import layers
+from jcoll.layers import zero
 from jcoll.ops._invariant import as_invariant
 
 CHECK_VMA = pytest.mark.parametrize("check_vma", [True, False], ids=["vma", "novma"])
@@ -272,7 +273,7 @@ def test_norm_of_replicated_gradients_needs_no_communication(check_vma):
     np.testing.assert_allclose(norm, want, rtol=1e-6)
 
 
-def test_leaves_of_the_same_axes_share_one_scalar():
+def test_leaves_of_the_same_axes_share_two_scalars():
     specs = {"w": P("data", "model"), "b": P()}
     tree = {"one": leaves(1.0), "two": leaves(2.0)}
     text = jaxpr_text(
@@ -282,16 +283,76 @@ def test_leaves_of_the_same_axes_share_one_scalar():
         shape=(4, 2),
         names=("data", "model"),
     )
-    assert text.count("= jcoll_all_reduce[") == 1
+    assert text.count("= jcoll_all_reduce[") == 2
 
 
 def test_norms_of_nothing_and_of_zeros():
     assert float(layers.global_norm({})) == 0
-    clipped, norm = layers.clip_by_global_norm({"a": jnp.zeros(3), "none": None}, 1.0)
+    clip = jax.jit(functools.partial(layers.clip_by_global_norm, max_norm=1.0))
+    clipped, norm = clip({"a": jnp.zeros(3), "none": None})
     assert (float(norm), float(clipped["a"].sum())) == (0, 0)
     assert norm.dtype == jnp.float64
-    half = layers.clip_by_global_norm(jnp.full(3, 2, jnp.bfloat16), 1.0)
+    half = clip(jnp.full(3, 2, jnp.bfloat16))
     assert [x.dtype for x in half] == [jnp.bfloat16, jnp.float32]
+
+
+def test_norms_whose_squares_are_no_float32():
+    """Over the whole range, and across the bounds within one tree; with its derivative."""
+
+    @jax.jit
+    def fn(tree):
+        norm, slopes = jax.value_and_grad(layers.global_norm)(tree)
+        return norm, slopes["a"], layers.clip_by_global_norm(tree, 1.0)[0]["a"]
+
+    for largest in (1e-30, 1e-19, 1e-10, 1.0, 1e10, 2e18, 1e25, 3e37):
+        a = (largest * 10.0 ** np.linspace(0, -12, 64)).astype(np.float32)
+        a[a < np.finfo(np.float32).tiny] = 0
+        norm, slopes, clipped = fn({"a": a, "b": np.float32(largest / 3)})
+        want = np.linalg.norm([*np.float64(a), largest / 3])
+        np.testing.assert_allclose(norm, want, rtol=1e-6)
+        np.testing.assert_allclose(slopes, a / want, atol=1e-6)
+        np.testing.assert_allclose(clipped, a * min(1.0, 1 / want), rtol=2e-6, atol=1e-37)
+
+
+def test_clipping_never_makes_zeros():
+    """16-bit gradients are scaled in float32; NaN and Inf, and a norm that is Inf, give NaN."""
+    clip = jax.jit(layers.clip_by_global_norm)
+    half = np.full(2**20, 3e4, np.float16)  # A norm of 3.1e7: its inverse is no float16.
+    clipped, _ = clip(half, 1.0)
+    np.testing.assert_allclose(np.float32(clipped[0]), 2.0**-10, rtol=1e-3)
+    rounded, _ = clip(np.float16([3, 4]), 4.99)
+    np.testing.assert_array_equal(rounded, np.float16([3 * 0.998, 4 * 0.998]))
+    for bad in (np.inf, -np.inf, np.nan, 3.4e38):
+        grads = {"a": np.float32([bad, bad]), "b": np.float32([1.0])}
+        clipped, norm = clip(grads, 1.0)
+        assert not np.isfinite(norm)
+        assert all(np.isnan(leaf).all() for leaf in clipped.values())
+
+
+def test_leaves_that_are_no_arrays():
+    """Python numbers count, and float0, the gradient of an integer, is nothing: as in sync."""
+    nothing = np.zeros(3, jax.dtypes.float0)
+    grads = {"n": nothing, "x": 3.0, "y": np.float32(4)}
+    clipped, norm = layers.clip_by_global_norm(grads, 1.0)
+    assert clipped["n"] is nothing
+    np.testing.assert_allclose([norm, clipped["x"], clipped["y"]], [5, 0.6, 0.8], rtol=1e-6)
+    in_specs = (P(),)
+    check = lambda x: layers.check_finite({**grads, "z": x}, "data")  # noqa: E731
+    report = run(check, np.float32(np.nan), in_specs=in_specs)
+    np.testing.assert_array_equal(report.counts, [[0, 0, 0, 1]] * report.counts.shape[0])
+    for fn in (layers.global_norm, lambda tree: layers.check_finite(tree, "data")):
+        with pytest.raises(TypeError, match=r"leaf grads\['a'\] is a str; arrays and numbers"):
+            run(lambda x, fn=fn: fn({"a": "text", "b": x}), np.float32(1), in_specs=in_specs)
+
+
+def test_accumulates_beside_integers():
+    """allow_int gives float0 for an integer parameter."""
+    params = {"n": jnp.arange(3), "w": jnp.float32(2)}
+    grad = jax.value_and_grad(lambda p, x: p["w"] * x.mean(), allow_int=True)
+    batch = jnp.arange(8, dtype=jnp.float32)
+    loss, grads = layers.accumulate_gradients(grad, params, batch, 4)
+    assert (float(loss), float(grads["w"])) == (7.0, 3.5)
+    assert (grads["n"].dtype, grads["n"].shape) == (jax.dtypes.float0, (3,))
 
 
 @pytest.mark.parametrize(
@@ -348,6 +409,49 @@ def test_finite_gradients_and_none():
         report = run(lambda x, t=tree: layers.check_finite(t(x), "data"), x, in_specs=(P("data"),))
         assert bool(report.all_finite)
         report.raise_if_not_finite()
+
+
+@CHECK_VMA
+@pytest.mark.parametrize("how", ["in_backward", "zero"])
+def test_watched_before_the_backward_pass_reduces(how, check_vma):
+    """Gradients are as without; counts are of each rank's own gradients, by leaf, over a scan."""
+    layout = zero.layouts(jax.tree.map(lambda p: p[0], parameters()), 8)
+    mark = {
+        "in_backward": lambda p: layers.sync_in_backward(p, "data"),
+        "zero": lambda p: zero.redirect_gradients(p, zero.shard(p, layout, "data"), layout, "data"),
+    }[how]
+
+    def fn(params, x):
+        def loss(params, probes):
+            return scanned_loss(params, x, lambda p: layers.watch_finite(mark(p), probes))
+
+        if how == "zero" and check_vma:
+            params = jax.lax.pcast(params, "data", to="varying")
+        probes = layers.finite_probes(layout, "data")
+        grads, counts = jax.grad(loss, (0, 1))(params, probes)
+        return layers.report_finite(counts, "data"), grads if how == "in_backward" else None
+
+    x = rows()
+    report, grads = run(fn, parameters(), x, in_specs=(P(), P("data")), check_vma=check_vma)
+    report.raise_if_not_finite()
+    if grads is not None:
+        assert_close(grads, jax.grad(scanned_loss)(parameters(), x))
+    x[ROWS // 8 * 5] = np.nan
+    report, _ = run(fn, parameters(), x, in_specs=(P(), P("data")), check_vma=check_vma)
+    counts = dict(zip(report.paths, report.counts.T, strict=True))
+    np.testing.assert_array_equal(counts["grads['w']"], [0] * 5 + [LAYERS * WIDTH**2] + [0] * 2)
+    with pytest.raises(FloatingPointError, match=r"report_finite.*\['w'\] \(\d+ on rank 5\)"):
+        report.raise_if_not_finite()
+
+
+def test_watching_refuses():
+    def fn(x):
+        return layers.watch_finite({"x": x}, layers.finite_probes({"x": x}, ()))
+
+    with pytest.raises(ValueError, match=r"(?s)params\['x'\] differs.*axis 'data', and its probe"):
+        run(fn, np.ones(8), in_specs=(P("data"),), out_specs=P("data"))
+    with pytest.raises(ValueError, match=r"(?s)watch_finite: probes is a tree"):
+        layers.watch_finite({"x": 1.0}, [0.0])
 
 
 # The type that says that all ranks have one value

@@ -39,3 +39,11 @@ def test_router_of_one_expert_learns_from_the_loss():
         jnp.asarray([[1.0, 2.0]], jnp.float32)
     )
     assert np.abs(grad).min() > 0.1
+
+
+def test_small_probabilities_keep_their_order():
+    """p is [0, 0, 1] in float32; the second choice is still the second largest logit."""
+    logits = jnp.asarray([[0.0, 1.0, 120.0]], jnp.float32)
+    routing = layers.top_k_router(logits, 2)
+    np.testing.assert_array_equal(routing.experts, [[2, 1]])
+    np.testing.assert_array_equal(routing.weights, [[1, 0]])

@@ -1,5 +1,8 @@
 """ZeRO stages 1 to 3 against training on one device: losses, parameters, optimizer state, types."""
 
+import functools
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +17,8 @@ from jcoll.layers import zero
 CHECK_VMA = pytest.mark.parametrize("check_vma", [True, False], ids=["vma", "novma"])
 STAGES = [1, 2, 3]
 SPLIT = P("data")
+DESCENT = types.SimpleNamespace(update=lambda g, state, _: (jax.tree.map(jnp.negative, g), state))
+"""An optimizer: gradient descent with a rate of 1."""
 
 
 def slow(value):
@@ -150,6 +155,29 @@ def test_regathered_keeps_no_whole_parameters():
     kept = residuals(lambda s, x: layer(zero.gather(s, layout, "data"), x))
     assert (64, 64) in kept
     assert (64, 64) not in residuals(zero.regathered(layer, layout, "data"))
+    nothing = jax.checkpoint_policies.nothing_saveable
+    kept = residuals(zero.regathered(layer, layout, "data", policy=nothing))
+    assert sorted(kept) == [(2, 64), (16, 64)]  # The layer's arguments.
+
+
+def test_gradients_of_a_scan_that_keeps_nothing():
+    """regathered layers under the policy that keeps only their arguments, against one device."""
+    w = np.random.default_rng(0).normal(size=(3, 8, 8)).astype(np.float32) / 3
+    x = np.random.default_rng(1).normal(size=(8, 8)).astype(np.float32)
+    layout, stacked = zero.layouts(w[0], 4), zero.layouts(w, 4, keep_dims=1)
+
+    def loss(layer, w, x):
+        return jnp.mean(jax.lax.scan(lambda x, w: (layer(w, x), None), x, w)[0] ** 2)
+
+    def layer(w, x):
+        return jnp.tanh(x @ w)
+
+    keep_nothing = jax.checkpoint_policies.nothing_saveable
+    sharded = zero.regathered(layer, layout, "data", policy=keep_nothing, prevent_cse=False)
+    specs = (zero.specs(stacked, "data"), P("data"))
+    fn = shard_mapped(lambda w, x: jax.grad(loss, 1)(sharded, w, x), 4, specs, specs[0])
+    got = jax.jit(fn)(*model.placed((w, x), mesh_of(4), specs))
+    assert_close(got, jax.grad(loss, 1)(layer, w, x))
 
 
 def test_shards_of_tensor_parallel_parameters():
@@ -216,7 +244,7 @@ def test_refuses_what_the_layout_is_not_of():
     layout, other = zero.layouts(w, 4), zero.layouts(w, 8)
     refused(
         ValueError,
-        r"zero.gather over axis 'data': shards\['w'\] has shape \(8, 6\); a shard with 2 in dim",
+        r"zero.gather over axis 'data': shards\['w'\] has shape \(8, 6\); a shard of .*\[2, 6\]",
         lambda w: zero.gather(w, layout, "data"),
         w,
     )
@@ -244,6 +272,59 @@ def test_refuses_what_the_layout_is_not_of():
         lambda w: zero.reduce_scatter_gradients(w, layout, "data", wire_dtype="int8"),
         w,
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "fits"),
+    [
+        ((2, 6), True),
+        ((6,), False),  # One layer's of a stack has the split dimension, too.
+        ((2, 5), False),
+        ((2, 3), False),
+        ((2, 6, 1), False),
+        ((1, 2, 6), False),
+    ],
+)
+def test_all_dimensions_of_a_shard_are_checked(given, fits):
+    layout = zero.layouts(jnp.zeros((8, 6)), 4)
+    gather = functools.partial(zero.gather, layout=layout, axis_name="data")
+    if fits:
+        jax.eval_shape(shard_mapped(gather, in_specs=P(), out_specs=P("data")), jnp.zeros(given))
+    else:
+        refused(ValueError, r"shards has shape .* of shape \[2, 6\] is", gather, jnp.zeros(given))
+
+
+def test_leaves_that_are_whole_are_checked():
+    layout = zero.layouts(jnp.zeros(()), 4)
+    gather = functools.partial(zero.gather, layout=layout, axis_name="data")
+    refused(ValueError, r"shards has shape \(3,\); .* of shape \[\] is", gather, jnp.zeros(3))
+
+
+def test_layout_of_another_mesh():
+    layout = zero.layouts({"w": np.zeros((8, 6))}, 8)
+    for axis, match in (("data", r"leaf \['w'\] has .* 8 ranks; .* has 4"), ("x", "no axis 'x'")):
+        with pytest.raises(ValueError, match=f"(?s)zero.shardings: .*{match}.*\n  "):
+            zero.place({"w": np.zeros((8, 6))}, layout, axis, mesh_of(4))
+
+
+@pytest.mark.parametrize("algorithm", ["bruck", "ring", "xla"])
+def test_algorithms_that_only_some_collectives_have(algorithm):
+    """all_gather has bruck, reduce_scatter and all_reduce have not: they are "auto" then."""
+    layout = zero.layouts({"w": jnp.zeros((8, 6)), "b": jnp.zeros(())}, 4)
+
+    def fn(shards):
+        def loss(s):
+            return sum(map(jnp.sum, jax.tree.leaves(zero.gather(s, layout, "data", **options))))
+
+        grads = jax.grad(loss)(shards)
+        return zero.update(DESCENT, grads, (), shards, layout, "data", stage=3, max_norm=1.0)[0]
+
+    options = {"algorithm": algorithm}
+    specs = zero.specs(layout, "data")
+    shards = zero.place({"w": jnp.ones((8, 6)), "b": jnp.ones(())}, layout, "data", mesh_of(4))
+    got = jax.jit(shard_mapped(fn, in_specs=(specs,), out_specs=specs))(shards)
+    np.testing.assert_allclose(got["w"], 1 - 1 / 7, rtol=1e-6)
+    np.testing.assert_allclose(got["b"], 1 - 1 / 7, rtol=1e-6)
 
 
 @pytest.mark.parametrize("stage", [0, 4])
