@@ -308,7 +308,7 @@ def test_norms_whose_squares_are_no_float32():
         a = (largest * 10.0 ** np.linspace(0, -12, 64)).astype(np.float32)
         a[a < np.finfo(np.float32).tiny] = 0
         norm, slopes, clipped = fn({"a": a, "b": np.float32(largest / 3)})
-        want = np.linalg.norm([*np.float64(a), largest / 3])
+        want = np.linalg.norm([*a.astype(np.float64), largest / 3])
         np.testing.assert_allclose(norm, want, rtol=1e-6)
         np.testing.assert_allclose(slopes, a / want, atol=1e-6)
         np.testing.assert_allclose(clipped, a * min(1.0, 1 / want), rtol=2e-6, atol=1e-37)
