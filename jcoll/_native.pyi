@@ -21,14 +21,18 @@ def set_num_threads(num_threads: int) -> None:
 def set_plan_maker(maker: Callable[[str, str, int, int], bytes]) -> None:
     """`maker`(op, algorithm, num_ranks, root) gives the plans that programs name, encoded."""
 
-def prepare_world(arena_nbytes: int, peer_reads: int) -> tuple[int, int, int]:
-    """Makes this process's shared memory: (pid, fd, nbytes), for the others to open it."""
+def prepare_world(arena_nbytes: int, peer_reads: int) -> tuple[int, int, int, list[int]]:
+    """Makes this process's shared memory: (pid, fd, nbytes, nonce), for the others to open it."""
 
-def join_world(self: int, infos: list[tuple[int, int, int, int]]) -> None:
-    """Maps the memory of this host's processes: their (pid, fd, nbytes, JAX's process index)."""
+def join_world(self: int, infos: list[tuple[int, int, int, list[int], int]]) -> None:
+    """Maps the memory of this host's processes: their (pid, fd, nbytes, nonce, JAX's process
+    index)."""
 
 def leave_world(reason: str) -> None:
     """Tells the others that this process will not take part any more."""
+
+def world_quiet() -> float:
+    """Seconds since a collective between processes was last open here; 0 if one is."""
 
 def forget_plans() -> None:
     """Has plans made anew for programs that are loaded from now on."""

@@ -87,6 +87,8 @@ void RemoteRun::Announce() {
              std::to_string(World::kWindow - World::kReserve) + " to choose from, of " +
              std::to_string(World::kMaxPosts) +
              ", which are taken.\n  Wait for results now and then (jax.block_until_ready).");
+  } else if (const auto told = world_->WhatWasTold(s_.key)) {
+    Fail(FailureCode::kInvalidArgument, *told);
   } else if (!s_.refusal.empty()) {
     Fail(FailureCode::kInternal, s_.refusal);
   } else if (world_->HasLeft(self)) {
@@ -171,12 +173,15 @@ bool RemoteRun::HasArrived(int process) {
   return false;
 }
 
-RemoteRun::Status RemoteRun::Mismatch(int process, const std::string& call) {
-  return Fail(FailureCode::kInvalidArgument,
-              "the ranks do not make the same call: " + RanksOf(world_->self()) + " made " +
-                  s_.name->call + s_.name->site + ", but " + RanksOf(process) + " made " + call +
-                  ".\n  All ranks of a group must make the same collectives in the same order: the "
-                  "same op, reduction, dtype, shape, root and algorithm.");
+// Returns the error.
+std::string RemoteRun::Mismatch(int process, const std::string& call) {
+  const std::string why =
+      "the ranks do not make the same call: " + RanksOf(world_->self()) + " made " + s_.name->call +
+      s_.name->site + ", but " + RanksOf(process) + " made " + call +
+      ".\n  All ranks of a group must make the same collectives in the same order: the same op, "
+      "reduction, dtype, shape, root and algorithm.";
+  Fail(FailureCode::kInvalidArgument, why);
+  return why;
 }
 
 // Another process has failed: its cause is ours, too.
@@ -320,9 +325,11 @@ RemoteRun::Status RemoteRun::CheckHealth(int64_t now_ns) {
     }
     if (posts_[process] != nullptr) continue;
     const bool waits = IsIdle(process, now_ns) && IsIdle(world_->self(), now_ns);
-    if (auto call =
-            world_->FindConflict(process, s_.key, s_.members, s_.opened_ns, now_ns, waits)) {
-      return Mismatch(process, *call);
+    const auto conflict =
+        world_->FindConflict(process, s_.key, s_.members, s_.opened_ns, now_ns, waits);
+    if (conflict) {
+      world_->Tell(*conflict, now_ns, Mismatch(process, conflict->call));
+      return Status::kFailed;
     }
   }
   if (now_ns - s_.opened_ns > s_.timeout_s * kSecond) {

@@ -94,7 +94,7 @@ class RemoteRun : public RemoteWork {
   bool GetReady();
   bool AllHaveArrived();
   bool HasArrived(int process);
-  Status Mismatch(int process, const std::string& call);
+  std::string Mismatch(int process, const std::string& call);
   Status FailLike(int process);
   bool Step(Cursor* cursor);
   bool MayBegin(const Cursor& cursor);

@@ -323,8 +323,8 @@ Post* World::FindAndHold(int process, const Key& key) const {
   return nullptr;
 }
 
-std::optional<std::string> World::FindConflict(int process, const Key& key, uint64_t members,
-                                               int64_t since_ns, int64_t now_ns, bool waits) {
+std::optional<World::Conflict> World::FindConflict(int process, const Key& key, uint64_t members,
+                                                   int64_t since_ns, int64_t now_ns, bool waits) {
   for (int i = 0; i < kMaxPosts; ++i) {
     const Post& post = posts(process)[i];
     const uint64_t tag = post.tag.load();
@@ -340,8 +340,7 @@ std::optional<std::string> World::FindConflict(int process, const Key& key, uint
     const std::string call = post.call.Get() + post.site.Get();
     std::atomic_thread_fence(std::memory_order_acquire);
     if (post.tag.load(std::memory_order_relaxed) != tag) continue;  // Next time.
-    Tell(other, now_ns);
-    return call;
+    return Conflict{other, call};
   }
   return std::nullopt;
 }
@@ -349,13 +348,21 @@ std::optional<std::string> World::FindConflict(int process, const Key& key, uint
 bool World::WasTold(const Key& key, int64_t since_ns) {
   std::lock_guard<std::mutex> lock(told_mu_);
   return std::any_of(told_.begin(), told_.end(),
-                     [&](const auto& t) { return t.first == key && t.second <= since_ns; });
+                     [&](const Told& t) { return t.key == key && t.found_ns <= since_ns; });
 }
 
-void World::Tell(const Key& key, int64_t now_ns) {
+void World::Tell(const Conflict& conflict, int64_t now_ns, const std::string& error) {
   std::lock_guard<std::mutex> lock(told_mu_);
-  told_.emplace_back(key, now_ns);
+  told_.push_back({conflict.key, now_ns, error});
   if (told_.size() > kMaxTold) told_.pop_front();
+}
+
+std::optional<std::string> World::WhatWasTold(const Key& key) {
+  std::lock_guard<std::mutex> lock(told_mu_);
+  for (const Told& t : told_) {
+    if (t.key == key) return t.error;
+  }
+  return std::nullopt;
 }
 
 void World::Ring(int process) {

@@ -110,12 +110,21 @@ class World {
   Post* Find(int process, const Key& key) const;
   // The same, if it is kReady or later, held by this process. Its state is to be read afterwards.
   Post* FindAndHold(int process, const Key& key) const;
-  // The call of a collective of another process and the same members that this process takes no
-  // part in, though it has waited under `key` since `since_ns`: one that has failed meanwhile, or,
-  // if `waits`, one that has waited for a second itself. What has been returned does not count
-  // again for who begins to wait later: it has been told.
-  std::optional<std::string> FindConflict(int process, const Key& key, uint64_t members,
-                                          int64_t since_ns, int64_t now_ns, bool waits);
+  // A collective of another process and the same members that this process takes no part in, though
+  // it has waited under `key` since `since_ns`: one that has failed meanwhile, or, if `waits`, one
+  // that has waited for a second itself. What has been told does not count again for who begins to
+  // wait later.
+  struct Conflict {
+    Key key;
+    std::string call;
+  };
+  std::optional<Conflict> FindConflict(int process, const Key& key, uint64_t members,
+                                       int64_t since_ns, int64_t now_ns, bool waits);
+  // A conflict has become an error here. If this process comes to that collective yet, it is to
+  // fail by it too: the others are in it, and have no other way to learn that the ranks differ.
+  void Tell(const Conflict& conflict, int64_t now_ns, const std::string& error);
+  // The error of a conflict with the collective of a key, if one was told.
+  std::optional<std::string> WhatWasTold(const Key& key);
   char* At(int process, int64_t arena_offset) const;
 
   // Tells processes that there is news.
@@ -172,7 +181,6 @@ class World {
   void SweepLocked();
   void ReleaseLocked(int64_t offset, int64_t nbytes);
   bool WasTold(const Key& key, int64_t since_ns);
-  void Tell(const Key& key, int64_t now_ns);
 
   int self_ = 0;
   std::vector<std::unique_ptr<Segment>> segments_;  // By process.
@@ -181,7 +189,12 @@ class World {
   std::atomic<uint32_t> dead_[Post::kWords] = {};  // Known to be, one bit each.
 
   std::mutex told_mu_;
-  std::deque<std::pair<Key, int64_t>> told_;  // Conflicts, and when they were last found.
+  struct Told {
+    Key key;
+    int64_t found_ns;
+    std::string error;
+  };
+  std::deque<Told> told_;  // Oldest first.
 
   std::mutex mu_;
   int num_open_ = 0;  // Posts that are not retired.

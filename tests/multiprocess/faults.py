@@ -40,7 +40,7 @@ def chain(v: Any) -> Any:
 
 def end_of(v: Any) -> Any:
     """What is still in flight when a program that is right ends, which has the result."""
-    v = lax.fori_loop(0, 300, lambda i, u: jcoll.psum(u, "x") / rank.COUNT, v)
+    v = lax.fori_loop(0, 60, lambda i, u: jcoll.psum(u, "x") / rank.COUNT, v)
     return jcoll.psum(v, "x")
 
 

@@ -125,6 +125,24 @@ TEST(EveryConflictIsFound) {
          }) == Zeros(4));
 }
 
+// Process 1 makes a call too many, and is the first to find out: the others, which it then joins at
+// once, still wait in the next one.
+TEST(OneCallMore) {
+  EXPECT(InProcesses(3, [](int process) {
+           Description d = Remote(3, 1, 1, "shm_faults_test.cc:10");
+           d.site_index = 60;
+           Site extra(Loaded(d));
+           d.site_index = 61;
+           Site common(Loaded(d));
+           if (process == 1) {
+             sleep_for(milliseconds(50));
+             EXPECT_CONTAINS(RunOnce(&extra, 1, 1, 3, 1), "do not make the same call");
+           }
+           EXPECT_CONTAINS(RunOnce(&common, 2, process, 3, 1), "do not make the same call");
+           EXPECT_EQ(RunOnce(&common, 3, process, 3, 1), "");
+         }) == Zeros(3));
+}
+
 // It says so while its part of a collective is being done on other threads.
 TEST(WhoHasArrivedMayLeave) {
   EXPECT(InProcesses(3, [](int process) {
