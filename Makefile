@@ -5,7 +5,8 @@ PYTHON ?=
 VENV ?= .venv
 DIST ?= dist
 JOBS ?= 2
-PYTEST_ARGS ?= -n $(JOBS)
+# A third of the tests' time is waiting, for deadlines and for processes that start.
+PYTEST_ARGS ?= -n $(shell expr $(JOBS) + 1)
 
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
@@ -108,7 +109,7 @@ sanitizer = -DCMAKE_BUILD_TYPE=RelWithDebInfo -DJCOLL_SANITIZE=$(1)
 # $(call ctest,build folder,options of ctest): builds what changed, then runs the tests.
 define ctest
 $(bin)/cmake --build $(1) --target native_tests
-$(bin)/ctest --test-dir $(1) --output-on-failure $(2)
+$(bin)/ctest --test-dir $(1) --output-on-failure --parallel $(JOBS) $(2)
 endef
 
 $(VENV)/.made:
