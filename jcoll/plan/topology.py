@@ -185,7 +185,7 @@ ETHERNET = Topology(
 )
 
 # One host, shared memory. Bandwidths: numpy's copy (12.2 GB/s) and add (11.1 GB/s of result) of
-# 64 MiB by one core of the virtual Xeon on which docs/performance.md was measured; all ranks share
+# 64 MiB by one core of a virtual Xeon; all ranks share
 # them, as they do where cores are few or memory is the limit. alpha: an assumption, the order of
 # waking a thread that spins.
 CPU_HOST = Topology(
