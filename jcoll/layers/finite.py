@@ -129,7 +129,8 @@ def watch_finite(params: Any, probes: Any) -> Any:
     numbers, given = jax.tree.flatten(probes)
     if given != treedef:
         problem = f"probes is a tree {given}, params {treedef}."
-        raise ValueError(errors.text("watch_finite", problem, "Make it by finite_probes(params, axis_name)."))
+        fix = "Make it by finite_probes(params, axis_name)."
+        raise ValueError(errors.text("watch_finite", problem, fix))
     watched = []
     for (path, leaf), probe in zip(entries, numbers, strict=True):
         _check_probe(f"params{keystr(path)}", leaf, probe)
