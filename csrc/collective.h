@@ -34,7 +34,7 @@ using Completion = std::function<void(const Failure*)>;
 class SitePolicy {
  public:
   // How to queue the completions of one collective.
-  Executor::Wake NextWake();
+  Executor::Wake NextWake(int num_continuations);
   // Whether the completions of the next collective should be timed: some suffice, and reading the
   // clock is a good part of a small collective.
   bool NextIsTimed();

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <system_error>
 
+#include "cpu_relax.h"
 #include "reduce.h"
 
 namespace jcoll {
@@ -19,6 +20,9 @@ using std::chrono::milliseconds;
 // before its sites have learned to wake everybody (Wake::kAll).
 constexpr milliseconds kTick{1};
 constexpr milliseconds kScanInterval{20};
+// How long a worker looks for more before it sleeps, where tasks are long: about what waking it up
+// would take.
+constexpr std::chrono::microseconds kSpin{20};
 // Ticks without anything queued after which the monitor goes to sleep.
 constexpr int kQuietTicks = 100;
 // Workers beyond the core count leave after this long without work.
@@ -109,12 +113,15 @@ void Executor::Push(const std::shared_ptr<Runnable>& runnable, int first, int co
 }
 
 void Executor::AfterPush(std::unique_lock<std::mutex>* lock, int count, Wake wake) {
+  num_queued_.store(static_cast<int>(queue_.size()), std::memory_order_relaxed);
   switch (wake) {
     case Wake::kLazy:
-      if (!t_is_worker) WakeLocked(1);
+      may_spin_ = false;
+      if (!t_is_worker) WakeLocked(1 - num_spinning_);
       break;
     case Wake::kCores:
-      WakeLocked(std::min(count, NumThreads()) - (t_is_worker ? 1 : 0));
+      may_spin_ = true;
+      WakeLocked(std::min(count, NumThreads()) - (t_is_worker ? 1 : 0) - num_spinning_);
       break;
     case Wake::kHelpers:
       WakeLocked(count);
@@ -160,7 +167,9 @@ void Executor::WorkerLoop() {
       continue;
     }
     --num_idle_;
-    RunQueue(&lock);
+    do {
+      RunQueue(&lock);
+    } while (SpinForMore(&lock));
     ++num_idle_;
   }
   --num_idle_;
@@ -172,12 +181,26 @@ void Executor::RunQueue(std::unique_lock<std::mutex>* lock) {
   while (!queue_.empty()) {
     Task task = std::move(queue_.front());
     queue_.pop_front();
+    num_queued_.store(static_cast<int>(queue_.size()), std::memory_order_relaxed);
     ++num_popped_;
     lock->unlock();
     task.runnable->Run(task.index);
     task.runnable.reset();
     lock->lock();
   }
+}
+
+// Whether there is more to do after a short while. Pushes count on who spins: a worker sleeps only
+// if the queue is empty when it has the lock again.
+bool Executor::SpinForMore(std::unique_lock<std::mutex>* lock) {
+  if (!may_spin_ || stopping_) return false;
+  ++num_spinning_;
+  lock->unlock();
+  const Clock::time_point give_up = Clock::now() + kSpin;
+  while (num_queued_.load(std::memory_order_relaxed) == 0 && Clock::now() < give_up) CpuRelax();
+  lock->lock();
+  --num_spinning_;
+  return !queue_.empty();
 }
 
 void Executor::StartMonitorLocked() {

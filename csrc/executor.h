@@ -55,7 +55,7 @@ class Executor {
   // How many sleeping (or new) workers a Push should set going.
   enum class Wake {
     kLazy,     // none from a worker thread, one from any other thread
-    kCores,    // as many as there are cores: the tasks are long
+    kCores,    // as many as there are cores: the tasks are long, and more will follow soon
     kHelpers,  // one per task, within the cores: the caller is at the same work itself
     kAll,      // one per task: the tasks have been seen to stall
   };
@@ -86,6 +86,7 @@ class Executor {
   void AfterPush(std::unique_lock<std::mutex>* lock, int count, Wake wake);
   void WakeLocked(int count);
   void RunQueue(std::unique_lock<std::mutex>* lock);
+  bool SpinForMore(std::unique_lock<std::mutex>* lock);
   bool StartWorkerLocked();
   void StartMonitorLocked();
   void ResolveStallLocked();
@@ -97,6 +98,9 @@ class Executor {
   std::deque<Task> queue_;
   int num_workers_ = 0;
   int num_idle_ = 0;
+  int num_spinning_ = 0;            // Workers that look for tasks without sleeping.
+  bool may_spin_ = false;           // The last tasks were long, and more will follow soon.
+  std::atomic<int> num_queued_{0};  // The length of the queue, for those that spin.
   uint64_t num_popped_ = 0;
   uint64_t popped_at_last_tick_ = 0;
   bool queued_at_last_tick_ = false;
