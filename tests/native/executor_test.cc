@@ -146,6 +146,21 @@ TEST(EveryTaskRunsOnce) {
   }
 }
 
+// Workers that have run out of long tasks look for more before they sleep: pushes in all of that
+// time, of either kind, find somebody, without the monitor's help.
+TEST(TasksThatComeSoonAfter) {
+  Watchdog watchdog;
+  constexpr int kRounds = 3000, kTasks = 3;
+  const int64_t stalls = Executor::Get().num_stalls();
+  std::atomic<int> runs{0};
+  for (int round = 0; round < kRounds; ++round) {
+    Push(kTasks, round % 4 == 3 ? Wake::kLazy : Wake::kCores, [&](int) { ++runs; });
+    while (runs.load() < (round + 1) * kTasks) std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::microseconds(round % 60));
+  }
+  EXPECT(Executor::Get().num_stalls() - stalls < kRounds / 10);
+}
+
 TEST(NothingToPush) { Executor::Get().Push({}, Wake::kAll); }
 
 // Each task waits for all the others: they need a thread each, whatever the number of cores.
