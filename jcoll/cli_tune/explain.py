@@ -123,12 +123,8 @@ def _placement(
     process_of, host_of = np.empty((2, total), np.int64)
     process_of[positions] = np.arange(total) // (total // processes)
     host_of[positions] = np.arange(total) // (total // hosts)
-    if _are_groups_split(host_of, size):
+    if world.are_groups_split(host_of, size, ()):
         return world.Placement(host_of=tuple(host_of.tolist()))
-    if _are_groups_split(process_of, size):
+    if world.are_groups_split(process_of, size, ()):
         return world.Placement(process_of=tuple(process_of.tolist()))
     return world.Placement()
-
-
-def _are_groups_split(of_position: np.ndarray, size: int) -> bool:
-    return any(len(set(group)) > 1 for group in world.by_group(of_position, size, ()))

@@ -271,13 +271,18 @@ def placement(mesh: Any, axes: Sequence[Any], axis_size: int, group_of: Sequence
     positions = mesh_positions(mesh.shape, axes)
     process_of = np.empty(len(positions), np.int64)
     process_of[list(positions)] = [d.process_index for d in np.asarray(mesh.devices).flat]
-    groups = by_group(process_of, axis_size, group_of)
-    if all(len(set(group)) == 1 for group in groups):
+    if not are_groups_split(process_of, axis_size, group_of):
         return Placement()
     hosts = join().hosts
-    if any(len({hosts[p] for p in group}) > 1 for group in groups):
-        return Placement(host_of=tuple(hosts.index(hosts[p]) for p in process_of))
+    host_of = np.array([hosts.index(hosts[p]) for p in process_of])
+    if are_groups_split(host_of, axis_size, group_of):
+        return Placement(host_of=tuple(host_of.tolist()))
     return Placement(process_of=tuple(process_of.tolist()))
+
+
+def are_groups_split(of_position: np.ndarray, axis_size: int, group_of: Sequence[int]) -> bool:
+    """Whether some group has ranks in several processes (or hosts), which are given by position."""
+    return any(len(set(group)) > 1 for group in by_group(of_position, axis_size, group_of))
 
 
 def has_same_tuning(where: Placement) -> bool:
