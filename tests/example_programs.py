@@ -3,7 +3,6 @@
 import contextlib
 import importlib
 import io
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -33,18 +32,10 @@ def as_users_have_it() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def compiled_fast() -> Iterator[None]:
-    """Compiling is most of the time of a few small steps."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def run_here(name: str, *flags: object) -> str:
     """What the program prints, on the 8 devices of this process."""
     printed = io.StringIO()
-    with as_users_have_it(), compiled_fast(), contextlib.redirect_stdout(printed):
+    with as_users_have_it(), contextlib.redirect_stdout(printed):
         assert load(name).main(list(map(str, flags))) == 0
     return printed.getvalue()
 
@@ -52,8 +43,7 @@ def run_here(name: str, *flags: object) -> str:
 def start(*command: object, **options: object) -> subprocess.CompletedProcess[str]:
     """Runs a command of Python to its end, good or bad."""
     words = [sys.executable, *map(str, command)]
-    env = {**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-    options = {"env": env, "timeout": 300, "cwd": ROOT, **options}
+    options = {"timeout": 300, "cwd": ROOT, **options}
     return subprocess.run(words, capture_output=True, text=True, check=False, **options)
 
 

@@ -24,7 +24,7 @@ SHAPE = model.Shape(seq=16, layers=2, width=16, heads=2)
 
 @pytest.fixture(autouse=True)
 def as_users_have_it():
-    with example_programs.as_users_have_it(), example_programs.compiled_fast():
+    with example_programs.as_users_have_it():
         yield
 
 

@@ -71,7 +71,7 @@ SLOW = [
 
 @pytest.fixture(autouse=True)
 def as_users_have_it():
-    with example_programs.as_users_have_it(), example_programs.compiled_fast():
+    with example_programs.as_users_have_it():
         yield
 
 

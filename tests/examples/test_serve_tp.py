@@ -97,7 +97,7 @@ def test_decodes_what_the_whole_model_says():
     """Token by token, from a cache split over 4 ranks, with a vocabulary that 4 do not divide."""
     shape = model.Shape(layers=2, width=32, heads=8, vocabulary=50, context=16)
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), (model.AXIS,))
-    with example_programs.as_users_have_it(), example_programs.compiled_fast():
+    with example_programs.as_users_have_it():
         params = engine.make_params(shape, mesh, 1, "float32")
         prompt = np.array([[3, 49, 7], [0, 1, 2]], np.int32)
         serving = engine.Engine("jcoll", shape, mesh, params)
