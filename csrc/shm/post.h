@@ -84,6 +84,7 @@ struct alignas(64) Post {
   std::atomic<int64_t> arena_offset;  // Of the counters; the staging areas follow.
   std::atomic<int64_t> opened_ns;     // CLOCK_MONOTONIC, which processes of a host share.
   std::atomic<int64_t> failed_ns;
+  std::atomic<uint64_t> conflict_hi, conflict_lo;  // See World::Conflict; 0: it failed otherwise.
   // Processes, one bit each: what one of them writes is in one cache line.
   struct Users {
     std::atomic<uint64_t> holders;  // use << 32 | those that hold it

@@ -173,23 +173,23 @@ bool RemoteRun::HasArrived(int process) {
   return false;
 }
 
-// Returns the error.
-std::string RemoteRun::Mismatch(int process, const std::string& call) {
+// `conflict`: they made it instead of ours; none if they came to ours with another call.
+RemoteRun::Status RemoteRun::Mismatch(int process, const std::string& call, const Key& conflict) {
   const std::string why =
       "the ranks do not make the same call: " + RanksOf(world_->self()) + " made " + s_.name->call +
       s_.name->site + ", but " + RanksOf(process) + " made " + call +
       ".\n  All ranks of a group must make the same collectives in the same order: the same op, "
       "reduction, dtype, shape, root and algorithm.";
-  Fail(FailureCode::kInvalidArgument, why);
-  return why;
+  return FailWith({FailureCode::kInvalidArgument, s_.name->where + ": " + why}, why, conflict);
 }
 
 // Another process has failed: its cause is ours, too.
 RemoteRun::Status RemoteRun::FailLike(int process) {
-  const std::string cause = posts_[process]->error.Get();
+  const Post& post = *posts_[process];
+  const std::string cause = post.error.Get();
   return FailWith(
       {FailureCode::kInternal, s_.name->where + ": failed on " + RanksOf(process) + ": " + cause},
-      cause);
+      cause, {post.conflict_hi.load(), post.conflict_lo.load()});
 }
 
 // Runs the actions of a cursor that are ready. Returns whether there were any.
@@ -302,9 +302,11 @@ RemoteRun::Status RemoteRun::Fail(FailureCode code, const std::string& why) {
   return FailWith({code, s_.name->where + ": " + why}, why);
 }
 
-RemoteRun::Status RemoteRun::FailWith(Failure failure, const std::string& cause) {
+RemoteRun::Status RemoteRun::FailWith(Failure failure, const std::string& cause,
+                                      const Key& conflict) {
   failure_ = std::move(failure);
-  if (own_ != nullptr) world_->Fail(own_, cause);
+  if (!(conflict == Key{})) world_->Tell(conflict, cause);
+  if (own_ != nullptr) world_->Fail(own_, cause, conflict);
   world_->LookForDeaths();
   Finish();
   return Status::kFailed;
@@ -328,8 +330,7 @@ RemoteRun::Status RemoteRun::CheckHealth(int64_t now_ns) {
     const auto conflict =
         world_->FindConflict(process, s_.key, s_.members, s_.opened_ns, now_ns, waits);
     if (conflict) {
-      world_->Tell(*conflict, now_ns, Mismatch(process, conflict->call));
-      return Status::kFailed;
+      return Mismatch(process, conflict->call, conflict->key);
     }
   }
   if (now_ns - s_.opened_ns > s_.timeout_s * kSecond) {

@@ -94,7 +94,7 @@ class RemoteRun : public RemoteWork {
   bool GetReady();
   bool AllHaveArrived();
   bool HasArrived(int process);
-  std::string Mismatch(int process, const std::string& call);
+  Status Mismatch(int process, const std::string& call, const Key& conflict = {});
   Status FailLike(int process);
   bool Step(Cursor* cursor);
   bool MayBegin(const Cursor& cursor);
@@ -124,7 +124,7 @@ class RemoteRun : public RemoteWork {
   void RingPeers();
   void Finish();
   Status Fail(FailureCode code, const std::string& why);
-  Status FailWith(Failure failure, const std::string& cause);
+  Status FailWith(Failure failure, const std::string& cause, const Key& conflict = {});
   bool WillNotCome(int process);
   bool IsIdle(int process, int64_t now_ns) const;
   std::string RanksOf(int process) const;

@@ -199,8 +199,10 @@ Post* World::OpenPost(const Key& key, uint64_t members, uint64_t signature,
   return nullptr;
 }
 
-void World::Fail(Post* post, const std::string& why) {
+void World::Fail(Post* post, const std::string& why, const Key& conflict) {
   post->error.Set(why);
+  post->conflict_hi.store(conflict.hi);
+  post->conflict_lo.store(conflict.lo);
   post->failed_ns.store(MonotonicNs());
   post->SetState(PostState::kFailed);
   RingAll();
@@ -334,9 +336,10 @@ std::optional<World::Conflict> World::FindConflict(int process, const Key& key, 
         waits && state == PostState::kReady && now_ns - post.opened_ns.load() > kSecond;
     if (!has_failed && !has_waited) continue;
     if (post.HasKey(key) || post.members.load() != members) continue;
-    if (!post.Awaits(self_)) continue;  // We have done our part of it.
     const Key other{post.key_hi.load(), post.key_lo.load()};
     if (Find(self_, other) != nullptr || WasTold(other, since_ns)) continue;
+    // Afterwards: our post is gone only when its owner has seen that we have done our part.
+    if (!post.Awaits(self_)) continue;
     const std::string call = post.call.Get() + post.site.Get();
     std::atomic_thread_fence(std::memory_order_acquire);
     if (post.tag.load(std::memory_order_relaxed) != tag) continue;  // Next time.
@@ -351,9 +354,9 @@ bool World::WasTold(const Key& key, int64_t since_ns) {
                      [&](const Told& t) { return t.key == key && t.found_ns <= since_ns; });
 }
 
-void World::Tell(const Conflict& conflict, int64_t now_ns, const std::string& error) {
+void World::Tell(const Key& conflict, const std::string& error) {
   std::lock_guard<std::mutex> lock(told_mu_);
-  told_.push_back({conflict.key, now_ns, error});
+  told_.push_back({conflict, MonotonicNs(), error});
   if (told_.size() > kMaxTold) told_.pop_front();
 }
 

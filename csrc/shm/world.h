@@ -91,7 +91,8 @@ class World {
   Post* OpenPost(const Key& key, uint64_t members, uint64_t signature,
                  const std::vector<int>& num_ranks, const std::string& call,
                  const std::string& site, bool as_failed);
-  void Fail(Post* post, const std::string& why);
+  // `conflict`: the collective that others made instead, if that is why.
+  void Fail(Post* post, const std::string& why, const Key& conflict = {});
   // The collective is over; a part of the arena is given back with its post (none: 0 bytes). See
   // Sweep.
   void Retire(Post* post, int64_t arena_offset, int64_t arena_nbytes);
@@ -120,9 +121,10 @@ class World {
   };
   std::optional<Conflict> FindConflict(int process, const Key& key, uint64_t members,
                                        int64_t since_ns, int64_t now_ns, bool waits);
-  // A conflict has become an error here. If this process comes to that collective yet, it is to
-  // fail by it too: the others are in it, and have no other way to learn that the ranks differ.
-  void Tell(const Conflict& conflict, int64_t now_ns, const std::string& error);
+  // A conflict with the collective of a key has become an error here, whoever found it. If this
+  // process comes to that collective yet, it is to fail by it too: the others are in it, and have no
+  // other way to learn that the ranks differ.
+  void Tell(const Key& conflict, const std::string& error);
   // The error of a conflict with the collective of a key, if one was told.
   std::optional<std::string> WhatWasTold(const Key& key);
   char* At(int process, int64_t arena_offset) const;

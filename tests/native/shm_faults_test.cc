@@ -143,6 +143,33 @@ TEST(OneCallMore) {
          }) == Zeros(3));
 }
 
+// Process 0 is the first to find out; process 2 learns it from process 0, and both are in the next
+// call by the time that process 1 fails.
+TEST(OneCallMoreThatEndsLate) {
+  EXPECT(InProcesses(3, [](int process) {
+           Description d = Remote(3, 1, 1, "shm_faults_test.cc:11");
+           d.site_index = 62;
+           Site extra(Loaded(d));
+           d.site_index = 63;
+           Site common(Loaded(d));
+           if (process == 1) {
+             EXPECT_CONTAINS(RunOnce(&extra, 1, 1, 3, 1), "do not make the same call");
+             sleep_for(milliseconds(700));  // The others look into what they wait for meanwhile.
+           }
+           if (process == 2) sleep_for(milliseconds(1400));
+           std::thread stopper([process] {
+             if (process != 0) return;
+             sleep_for(milliseconds(900));
+             EXPECT_EQ(kill(World::Get()->PidOf(1), SIGSTOP), 0);
+             sleep_for(milliseconds(900));
+             EXPECT_EQ(kill(World::Get()->PidOf(1), SIGCONT), 0);
+           });
+           EXPECT_CONTAINS(RunOnce(&common, 2, process, 3, 1), "do not make the same call");
+           EXPECT_EQ(RunOnce(&common, 3, process, 3, 1), "");
+           stopper.join();
+         }) == Zeros(3));
+}
+
 // It says so while its part of a collective is being done on other threads.
 TEST(WhoHasArrivedMayLeave) {
   EXPECT(InProcesses(3, [](int process) {
