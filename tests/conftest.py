@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Iterator
 
 # Before jax is imported anywhere. Compiling takes most of the tests' time, and the code of what
@@ -25,6 +26,31 @@ from jcoll.algorithms import registry
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--one-in",
+        type=int,
+        default=1,
+        metavar="N",
+        help="run each test with its first parameters, and with one in N of the others",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    one_in = config.getoption("--one-in")
+    seen: set[str] = set()
+    kept, left_out = [], []
+    for item in items:
+        test = item.nodeid.partition("[")[0]
+        # By a hash of the name: every Nth could always be the same of N dtypes.
+        keep = test not in seen or zlib.crc32(item.nodeid.encode()) % one_in == 0
+        seen.add(test)
+        (kept if keep else left_out).append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = kept
 
 
 @pytest.fixture(autouse=True)
