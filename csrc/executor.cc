@@ -221,7 +221,10 @@ void Executor::WatchDeadlines(Scan scan) {
   StartMonitorLocked();
 }
 
-// If the queue has stood still from the last tick to this one, every queued task gets a thread.
+// If the queue has stood still from the last tick to this one, there are to be twice as many workers,
+// and so on until every queued task has one. Not at once: on a machine with more to do than it has
+// cores, workers that only wait for one look no different, and a program of many independent
+// collectives queues hundreds of tasks.
 void Executor::ResolveStallLocked() {
   const bool stalled =
       queued_at_last_tick_ && !queue_.empty() && num_popped_ == popped_at_last_tick_;
@@ -229,7 +232,7 @@ void Executor::ResolveStallLocked() {
   queued_at_last_tick_ = !queue_.empty();
   if (!stalled) return;
   num_stalls_.fetch_add(1, std::memory_order_relaxed);
-  const int count = static_cast<int>(queue_.size());
+  const int count = std::min(static_cast<int>(queue_.size()), std::max(NumThreads(), num_workers_));
   while (num_idle_ < count && num_workers_ < kMaxWorkers && StartWorkerLocked()) {
   }
   work_cv_.notify_all();

@@ -126,6 +126,19 @@ TEST(LargeCollectivesKeepWithinTheCores) {
   Executor::SetNumThreads(0);
 }
 
+// What looks like a stall at every tick, but moves.
+TEST(ALongQueueIsNoRunaway) {
+  Watchdog watchdog;
+  constexpr int kTasks = 600;
+  Latch left(kTasks);
+  Push(kTasks, Wake::kCores, [&](int) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(3));
+    left.CountDown();
+  });
+  left.Wait();
+  EXPECT(Executor::Get().num_alive() < kTasks / 2);
+}
+
 TEST(EveryTaskRunsOnce) {
   Watchdog watchdog;
   constexpr int kPushes = 300, kTasks = 7;
