@@ -152,7 +152,7 @@ def run(
     script: str,
     *args: str,
     num_processes: int,
-    timeout_s: float = 120,
+    timeout_s: float = 300,
     wait_for: list[int] | None = None,
     **more: Any,
 ) -> list[Result]:
