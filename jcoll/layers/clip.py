@@ -29,28 +29,28 @@ from jcoll.ops.all_reduce import all_reduce
 
 
 def global_norm(
-    tree: Any, specs: Any = None, *, algorithm: str = "auto", timeout_s: float | None = None
+    grads: Any, *, specs: Any = None, algorithm: str = "auto", timeout_s: float | None = None
 ) -> jax.Array:
     """The Euclidean norm of all leaves, the same on every rank.
 
     Args:
-      tree: a pytree of floating-point arrays: this rank's part of the gradients, already summed
+      grads: a pytree of floating-point arrays: this rank's part of the gradients, already summed
         over the ranks that hold the same part. The `float0` gradients of integers count as none.
       specs: which mesh axes each leaf is sharded over, as `jax.shard_map` takes it: a pytree of
-        PartitionSpecs, like `tree` or a prefix of it. None: every rank has all of every leaf.
+        PartitionSpecs, like `grads` or a prefix of it. None: every rank has all of every leaf.
       algorithm, timeout_s: as in `jcoll.all_reduce`.
 
     Returns: a float32 scalar; float64 if a leaf is. NaN or Inf only if an element is, or if the
       norm itself is no number of this type.
     """
-    return _norm("global_norm", tree, specs, algorithm, timeout_s)
+    return _norm("global_norm", grads, specs, algorithm, timeout_s)
 
 
 def clip_by_global_norm(
     grads: Any,
     max_norm: Any,
-    specs: Any = None,
     *,
+    specs: Any = None,
     algorithm: str = "auto",
     timeout_s: float | None = None,
 ) -> tuple[Any, jax.Array]:

@@ -50,8 +50,8 @@ def ring_attention(
     q: Any,
     k: Any,
     v: Any,
-    *,
     axis_name: AxisName,
+    *,
     causal: bool = True,
     placement: str = "contiguous",
     scale: float | None = None,
@@ -102,8 +102,8 @@ def all_gather_attention(
     q: Any,
     k: Any,
     v: Any,
-    *,
     axis_name: AxisName,
+    *,
     causal: bool = True,
     placement: str = "contiguous",
     scale: float | None = None,
@@ -152,8 +152,8 @@ def ulysses_attention(
     q: Any,
     k: Any,
     v: Any,
-    *,
     axis_name: AxisName,
+    *,
     attention: Callable[..., Any] = blockwise_attention,
     causal: bool = True,
     scale: float | None = None,
@@ -324,7 +324,7 @@ def _rank(call: Call) -> Any:
 
 
 def _positions(call: Call, placement: str, length: int, rank: Any) -> Any:
-    return positions_of(rank, call.num_ranks, length, placement)
+    return positions_of(rank, call.num_ranks, length, placement=placement)
 
 
 def _repeat_heads(x: Any, num_ranks: int) -> Any:

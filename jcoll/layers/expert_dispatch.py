@@ -134,8 +134,8 @@ class Dispatch:
 def dispatch_to_experts(
     x: Any,
     experts: Any,
-    *,
     axis_name: AxisName,
+    *,
     num_experts: int,
     mode: str = "dropless",
     output_size: int | None = None,

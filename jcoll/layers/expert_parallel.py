@@ -45,8 +45,8 @@ def moe_layer(
     x: Any,
     router_w: Any,
     experts: Callable[[jax.Array, jax.Array], jax.Array] | tuple[Any, Any],
-    *,
     axis_name: AxisName,
+    *,
     num_experts: int,
     top_k: int,
     mode: str = "dropless",
@@ -61,7 +61,7 @@ def moe_layer(
 ) -> tuple[jax.Array, MoeAux]:
     """A mixture of experts, inside jax.shard_map with tokens and experts split over an axis.
 
-        y, aux = moe_layer(x, router_w, (w_in, w_out), axis_name="expert", num_experts=64, top_k=2)
+        y, aux = moe_layer(x, router_w, (w_in, w_out), "expert", num_experts=64, top_k=2)
         loss = cross_entropy(y) + 1e-2 * aux.load_balancing_loss
 
     Args:
@@ -106,8 +106,8 @@ def moe_layer(
     tokens = x.reshape(-1, x.shape[-1])
     routing = top_k_router(
         _logits(tokens, router_w),
-        top_k,
-        axis_name=call.axes if balance_axes is None else balance_axes,
+        call.axes if balance_axes is None else balance_axes,
+        top_k=top_k,
         mask=None if mask is None else jnp.asarray(mask).reshape(-1),
         normalize=normalize,
         timeout_s=timeout_s,

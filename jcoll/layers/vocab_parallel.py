@@ -32,8 +32,8 @@ from jcoll.ops.all_reduce import SPEC as ALL_REDUCE
 def vocab_parallel_embedding(
     ids: Any,
     table: Any,
-    *,
     axis_name: AxisName,
+    *,
     vocab_size: int | None = None,
     sequence_parallel: bool = False,
     sequence_dim: int = -2,
@@ -89,8 +89,8 @@ def vocab_parallel_embedding(
 def vocab_parallel_cross_entropy(
     logits: Any,
     labels: Any,
-    *,
     axis_name: AxisName,
+    *,
     vocab_size: int | None = None,
     label_smoothing: float = 0.0,
     algorithm: str = "auto",

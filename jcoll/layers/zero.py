@@ -245,7 +245,7 @@ def update(
     if max_norm is not None:
         settings = transfer.settings(ALL_REDUCE)
         grad_specs = specs(layout, transfer.call.axes)
-        grads, _ = clip.clip_by_global_norm(grads, max_norm, grad_specs, **settings)
+        grads, _ = clip.clip_by_global_norm(grads, max_norm, specs=grad_specs, **settings)
     own = params if stage == 3 else shard(params, layout, axis_name)
     updates, opt_state = tx.update(grads, opt_state, own)
     own = jax.tree.map(lambda p, u: (p + u).astype(p.dtype), own, updates)
