@@ -108,7 +108,7 @@ def moe_layer(
         _logits(tokens, router_w),
         call.axes if balance_axes is None else balance_axes,
         top_k=top_k,
-        mask=None if mask is None else jnp.asarray(mask).reshape(-1),
+        mask=None if mask is None else _flat_mask(call, mask, x),
         normalize=normalize,
         timeout_s=timeout_s,
     )
@@ -121,6 +121,15 @@ def moe_layer(
     y = combine_from_experts(rows, routing.weights, dispatch)
     aux = MoeAux(*routing[2:4], dispatch.dropped, routing.rows_per_expert)
     return y.reshape(*x.shape[:-1], *y.shape[1:]), aux
+
+
+def _flat_mask(call: Call, mask: Any, x: jax.Array) -> jax.Array:
+    mask = jnp.asarray(mask)
+    if mask.shape == x.shape[:-1] and mask.dtype == bool:
+        return mask.reshape(-1)
+    problem = f"mask is {mask.dtype}{list(mask.shape)} for x of shape {x.shape}; "
+    problem += f"bool{list(x.shape[:-1])}, one per token, is needed."
+    raise ValueError(errors.text(call.where, problem, "Pass True for tokens, False for padding."))
 
 
 def _logits(tokens: jax.Array, router_w: jax.Array) -> jax.Array:
@@ -150,7 +159,12 @@ def _check(call: Call, x: jax.Array, router_w: jax.Array, experts: Any, num_expe
         raise ValueError(errors.text(call.where, problem, "Every rank needs all of router_w."))
     if callable(experts):
         return
-    w_in, w_out = (jnp.shape(w) for w in experts)
+    if not isinstance(experts, tuple | list) or len(experts) != 2:
+        count = f" of {len(experts)}" if hasattr(experts, "__len__") else ""
+        problem = f"experts is a {type(experts).__name__}{count}; (w_in, w_out), or a function of "
+        problem += "rows and group_sizes, is needed."
+        raise TypeError(errors.text(call.where, problem, "Pass the weights in a tuple of two."))
+    w_in, w_out = map(jnp.shape, experts)
     local = num_experts // call.num_ranks
     if len(w_in) != 3 or w_in[:2] != (local, x.shape[-1]) or len(w_out) != 3 or w_out[0] != local:
         problem = (

@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 
 from jcoll import errors
-from jcoll.comm.mesh import AxisName, refuse_traced, static_int
+from jcoll.comm.mesh import AxisName, static_bool, static_int
 from jcoll.ops.all_reduce import all_reduce
 
 _WHERE = "top_k_router"
@@ -86,13 +86,13 @@ def top_k_router(
     """
     logits = jnp.asarray(logits)
     k = _check(logits, top_k, mask)
-    refuse_traced(_WHERE, normalize=normalize)
+    normalize = k > 1 if normalize is None else static_bool(_WHERE, "normalize", normalize)
     num_tokens, num_experts = logits.shape
     logits = logits.astype(jnp.float32)
     probs = jax.nn.softmax(logits)
     experts = jax.lax.top_k(logits, k)[1].astype(jnp.int32)
     weights = jnp.take_along_axis(probs, experts, 1)
-    if normalize or (normalize is None and k > 1):
+    if normalize:
         weights = weights / weights.sum(1, keepdims=True)  # At least 1 / E: the largest is there.
     z = jax.nn.logsumexp(logits, axis=1) ** 2
     routed = jnp.ones(num_tokens, bool) if mask is None else jnp.asarray(mask)

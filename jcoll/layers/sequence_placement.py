@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jcoll import errors
+from jcoll import _compat, errors
 from jcoll.comm.mesh import canonical_dim, refuse_traced, static_int
 
 PLACEMENTS = ("contiguous", "zigzag")
@@ -60,10 +60,13 @@ def positions_of(
       placement: "contiguous" or "zigzag".
     """
     where = "positions_of"
-    num_ranks = static_int(where, "num_ranks", num_ranks)
+    num_ranks = _check_ranks(where, num_ranks)
     length = static_int(where, "local_length", local_length)
+    if length < 0:
+        problem = f"local_length={length} is no number of tokens; 0 or more are needed."
+        raise ValueError(errors.text(where, problem, "Pass the number of tokens of a rank."))
     check_placement(where, placement, num_ranks, length)
-    rank = jnp.asarray(rank, jnp.int32)
+    rank = _checked_rank(where, rank, num_ranks)
     if placement == "contiguous":
         return rank * length + jnp.arange(length, dtype=jnp.int32)
     part = length // 2
@@ -84,6 +87,27 @@ def check_placement(where: str, placement: Any, num_ranks: int, local_length: in
         raise ValueError(errors.text(where, problem, fix))
 
 
+def _check_ranks(where: str, num_ranks: Any) -> int:
+    number = static_int(where, "num_ranks", num_ranks)
+    if number >= 1:
+        return number
+    problem = f"num_ranks={number} is no number of ranks; at least 1 is needed."
+    raise ValueError(errors.text(where, problem, "Pass the size of the mesh axis."))
+
+
+def _checked_rank(where: str, rank: Any, num_ranks: int) -> jax.Array:
+    """An int32; of one that is not known yet the type is all that can be wrong."""
+    dtype, shape = jnp.result_type(rank), jnp.shape(rank)
+    if shape or not jnp.issubdtype(dtype, jnp.integer):
+        problem = f"rank is {dtype}{list(shape)}; one integer is needed."
+        raise TypeError(errors.text(where, problem, "Pass jax.lax.axis_index(axis_name)."))
+    known = not isinstance(rank, _compat.Tracer)
+    if known and not 0 <= int(rank) < num_ranks:
+        problem = f"rank={int(rank)} of {num_ranks} ranks; 0 to {num_ranks - 1} is needed."
+        raise ValueError(errors.text(where, problem, "Pass jax.lax.axis_index(axis_name)."))
+    return jnp.asarray(rank, jnp.int32)
+
+
 def _order(num_ranks: int) -> np.ndarray:
     """The parts, in the order of the ranks: 0, 2 N - 1, 1, 2 N - 2, .."""
     early = np.arange(num_ranks)
@@ -95,11 +119,11 @@ def _inverse(num_ranks: int) -> np.ndarray:
 
 
 def _reorder(where: str, num_ranks: Any, sequence_dim: Any, order: Callable, x: Any) -> Any:
-    num_ranks = static_int(where, "num_ranks", num_ranks)
+    num_ranks = _check_ranks(where, num_ranks)
+    if not isinstance(x, jax.Array | np.ndarray):
+        problem = f"x has a {type(x).__name__}; arrays of numpy or jax are needed."
+        raise TypeError(errors.text(where, problem, "Pass numpy.asarray(x)."))
     dim = canonical_dim(where, "sequence_dim", sequence_dim, x.ndim)
-    if num_ranks < 1:
-        problem = f"num_ranks={num_ranks} is no number of ranks; at least 1 is needed."
-        raise ValueError(errors.text(where, problem, "Pass the size of the mesh axis."))
     parts, size = 2 * num_ranks, x.shape[dim]
     if size % parts:
         problem = f"sequence_dim={dim} has size {size}, which twice the {num_ranks} ranks do not "

@@ -40,7 +40,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jcoll import _compat, errors
 from jcoll.comm.mesh import AxisName, make_call, static_int
-from jcoll.layers import _shards, clip, data_parallel
+from jcoll.layers import _shards, buckets, clip, data_parallel
 from jcoll.layers._shards import Options, Transfer, make_transfer
 from jcoll.layers.layout import layouts as layouts
 from jcoll.layers.layout import layouts_of_state as layouts_of_state
@@ -90,6 +90,7 @@ def gather(
     of them.
     """
     transfer = make_transfer("zero.gather", axis_name, plan_op="all_gather", **options)
+    buckets.check_float(transfer.call.where, "dtype", dtype)
     leaves, plan = _shards.checked_leaves(shards, layout, transfer.call, "shards", are_shards=True)
 
     types = [jax.typeof(x) for x in leaves]
