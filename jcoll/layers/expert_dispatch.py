@@ -205,6 +205,10 @@ def combine_from_experts(rows: Any, weights: Any, dispatch: Dispatch) -> jax.Arr
 
     Raises: ValueError for rows or weights of another dispatch.
     """
+    if not isinstance(dispatch, Dispatch):
+        problem = f"dispatch is a {type(dispatch).__name__}; a Dispatch is needed."
+        fix = "Pass the second result of dispatch_to_experts."
+        raise TypeError(errors.text("combine_from_experts", problem, fix))
     rows, weights = jnp.asarray(rows), jnp.asarray(weights)
     _check_combine(rows, weights, dispatch)
     picked = _from_experts(_varying_like(rows, dispatch), dispatch)  # [k, T, ...]

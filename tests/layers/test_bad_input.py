@@ -113,6 +113,11 @@ def test_experts_of_any_integer_type(dtype, num_experts, mode):
     np.testing.assert_array_equal(on_ranks(there_and_back, FLOATS), np.tile(FLOATS, (4, 1)))
 
 
+def test_a_dispatch_of_another_kind():
+    with pytest.raises(TypeError, match=r"(?s)combine_from_experts: dispatch is a NoneType.*\n  "):
+        layers.combine_from_experts(FLOATS, FLOATS, None)
+
+
 def moe(x, experts=None, **options):
     w = jnp.ones((1, 4, 6), x.dtype), jnp.ones((1, 6, 4), x.dtype)
     router_w = jnp.ones((4, 4), jnp.float32)
