@@ -16,11 +16,14 @@ program. Exit status 1: the losses disagree.
 
 import argparse
 import json
+import math
+import shlex
 import statistics
 import subprocess
 import sys
 from pathlib import Path
 
+from gpt import flags
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -40,7 +43,7 @@ LATE_SHARE, LATE_TOLERANCE = 0.1, 0.02
 
 def main(argv=None) -> int:
     """Runs the legs, prints the comparison, returns the exit status."""
-    args = build_parser().parse_args(argv)
+    args = parse(argv)
     console = Console()
     args.out.mkdir(parents=True, exist_ok=True)
     model = QUICK if args.quick else ()
@@ -60,6 +63,17 @@ def main(argv=None) -> int:
     return 1 if problems else 0
 
 
+def parse(argv) -> argparse.Namespace:
+    """The checked flags: what is wrong is said before the first leg, not after the last."""
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    if args.seconds is not None and not 0 < args.seconds < math.inf:
+        flags.fail(parser, "seconds", args.seconds, "above 0, and finite")
+    flags.check_picture(parser, "plot", args.plot)
+    flags.check_folder(parser, "out", args.out)
+    return args
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The flags."""
     parser = argparse.ArgumentParser(
@@ -72,12 +86,15 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def run_leg(out: Path, collectives: str, *flags: str, name: str | None = None) -> dict:
+def run_leg(out: Path, collectives: str, *options: str, name: str | None = None) -> dict:
     """Trains in a new process, whose progress is shown here, and returns its report."""
     report = out / f"{name or collectives}.json"
     report.unlink(missing_ok=True)
-    command = [sys.executable, TRAIN, "--collectives", collectives, "--json", report, *flags]
-    subprocess.run(list(map(str, command)), check=True)
+    command = [sys.executable, TRAIN, "--collectives", collectives, "--json", report, *options]
+    done = subprocess.run(list(map(str, command)), check=False)
+    if done.returncode:
+        leg = shlex.join(map(str, command))
+        sys.exit(f"demo.py: the leg {name or collectives} ended with {done.returncode}: {leg}")
     return json.loads(report.read_text())
 
 

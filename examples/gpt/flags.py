@@ -2,8 +2,10 @@
 
 import os
 import sys
+from pathlib import Path
 
 DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
+PICTURES = (".png", ".svg", ".pdf", ".jpg")
 
 
 def add_int(group, flag: str, default: int, what: str) -> None:
@@ -17,6 +19,44 @@ def fail(parser, name: str, value, need: str) -> None:
     """Ends the program with an error about the flag of `name`."""
     flag = f"--{name.replace('_', '-')}"
     parser.error(f"{flag} {value} is not possible; it must be {need}.")
+
+
+def check_seed(parser, seed: int) -> None:
+    """Ends the program unless jax and numpy take it: of 2^32 and more, jax would drop the rest."""
+    if not 0 <= seed < 2**32:
+        fail(parser, "seed", seed, "from 0 to 4294967295")
+
+
+def check_output(parser, name: str, path) -> None:
+    """Ends the program, before the run that it is to tell of, if the file `path` cannot be written.
+    None: nobody asked for it.
+    """
+    if path is None:
+        return
+    path, folder = Path(path), Path(path).parent
+    if path.is_dir():
+        fail(parser, name, repr(str(path)), "the name of a file, and that is a folder")
+    if not folder.is_dir():
+        fail(parser, name, path, f"in a folder that exists; make {folder} first")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        fail(parser, name, path, "a file that may be written")
+
+
+def check_picture(parser, name: str, path) -> None:
+    """The same for a picture, of one of the kinds that matplotlib draws."""
+    check_output(parser, name, path)
+    if path is not None and Path(path).suffix.lower() not in PICTURES:
+        fail(parser, name, path, f"a name that ends in {', '.join(PICTURES)}")
+
+
+def check_folder(parser, name: str, path) -> None:
+    """The same for a folder, which is made if it is not there, with those above it."""
+    if path is None:
+        return
+    path = Path(path).absolute()
+    there = next(folder for folder in (path, *path.parents) if folder.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        fail(parser, name, path, f"a folder that may be written; {there} is none")
 
 
 def round_up(value: int, multiple: int) -> int:

@@ -134,7 +134,7 @@ def attention(layer: dict, x: jax.Array, heads: int, operators=ONE_DEVICE) -> ja
 
 def mlp(layer: dict, x: jax.Array, operators: Operators) -> jax.Array:
     """Two layers with a GELU between, four times as wide inside."""
-    inner = operators.columns(x, layer["mlp_in"], layer["mlp_bias"])
+    inner = operators.columns(x, layer["mlp_in"], b=layer["mlp_bias"])
     return operators.rows(jax.nn.gelu(inner), layer["mlp_out"])
 
 

@@ -62,7 +62,7 @@ def experts(x, router, expert_in, expert_out, top_k):
     """Every token through every expert; all but its top k count nothing."""
     tokens = x.reshape(-1, x.shape[-1])
     logits = tokens.astype(jnp.float32) @ router.astype(jnp.float32)
-    routing = layers.top_k_router(logits, top_k)
+    routing = layers.top_k_router(logits, top_k=top_k)
     chosen = jax.nn.one_hot(routing.experts, router.shape[1]) * routing.weights[..., None]
     inner = jax.nn.gelu(jnp.einsum("tc,ech->teh", tokens, expert_in))
     y = jnp.einsum("teh,ehc,te->tc", inner, expert_out, chosen.sum(1).astype(x.dtype))
@@ -118,7 +118,7 @@ def context_parallel(operators: Operators, args) -> Operators:
 
     def positions(length):
         rank = jax.lax.axis_index("context")
-        return layers.positions_of(rank, args.mesh["context"], length, placement(args))
+        return layers.positions_of(rank, args.mesh["context"], length, placement=placement(args))
 
     attend = functools.partial(attentions[args.attention], axis_name="context", causal=True)
     return operators._replace(positions=positions, attend=attend)

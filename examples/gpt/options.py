@@ -9,7 +9,14 @@ import sys
 from pathlib import Path
 
 from gpt import mesh_options
-from gpt.flags import fail, round_up
+from gpt.flags import (
+    check_folder,
+    check_output,
+    check_picture,
+    check_seed,
+    fail,
+    round_up,
+)
 
 DEFAULT_STEPS = 200
 EPILOG = """\
@@ -69,6 +76,7 @@ def parse(
             f"--width {args.width} does not split into --heads {args.heads} equal heads; width "
             f"must be a multiple of heads. Try --width {width}."
         )
+    check_seed(parser, args.seed)
     mesh_options.check_flags(parser, args)
     _check_distributed(parser, args)
     _check_save(parser, args)
@@ -155,8 +163,11 @@ def _check_distributed(parser, args):
 
 def _check_save(parser, args):
     """Before anything is trained that could then not be saved."""
-    if args.save and Path(args.save).exists():
+    check_output(parser, "json", args.json)
+    check_picture(parser, "plot", args.plot)
+    if args.save is not None and Path(args.save).exists():
         parser.error(
             f"--save {args.save} is there already, and no checkpoint is written over. "
             "Name a folder that is not, or remove it."
         )
+    check_folder(parser, "save", args.save)

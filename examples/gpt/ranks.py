@@ -150,7 +150,7 @@ class Replicated(Rank):
         """(params, opt_state) after the optimizer."""
         if self.args.clip:
             specs = zero.specs(self.layouts.params, AXIS)
-            grads, _ = layers.clip_by_global_norm(grads, self.args.clip, specs)
+            grads, _ = layers.clip_by_global_norm(grads, self.args.clip, specs=specs)
         updates, opt_state = self.optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state
 

@@ -155,7 +155,7 @@ def attention(
 
 def mlp(layer: dict, x: jax.Array, options: dict) -> jax.Array:
     """Two layers with a GELU between, four times as wide inside."""
-    inner = layers.column_parallel(x, layer["mlp_in"], layer["mlp_bias"], **options)
+    inner = layers.column_parallel(x, layer["mlp_in"], b=layer["mlp_bias"], **options)
     return layers.row_parallel(jax.nn.gelu(inner), layer["mlp_out"], **options)
 
 

@@ -2,7 +2,7 @@
 
 import argparse
 
-from gpt.flags import add_int, round_up
+from gpt.flags import add_int, check_output, check_seed, round_up
 
 EPILOG = """\
 examples:
@@ -21,6 +21,8 @@ def parse(argv=None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
             parser.error(f"--{name} {getattr(args, name)} is not possible; it must be at least 1.")
     if args.warmup < 0:
         parser.error(f"--warmup {args.warmup} is not possible; it must be at least 0.")
+    check_seed(parser, args.seed)
+    check_output(parser, "json", args.json)
     if args.width % args.heads:
         parser.error(
             f"--width {args.width} does not split into --heads {args.heads} equal heads. "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import numbers
 import operator
 import os
 import sys
@@ -121,10 +120,8 @@ def configured_algorithm(op: str, groups: Groups) -> str:
 
 
 def _is_duration(x: Any) -> bool:
-    try:
-        return isinstance(x, numbers.Real) and not isinstance(x, bool) and 0 < float(x) < math.inf
-    except OverflowError:  # An integer that no float holds.
-        return False
+    seconds = real_number(x)
+    return seconds is not None and 0 < seconds < math.inf
 
 
 def _axis_text(axes: tuple[Hashable, ...]) -> str:
@@ -198,6 +195,19 @@ def static_int(where: str, name: str, value: Any) -> int:
     except TypeError:
         problem = f"{name}={value!r} is not an integer."
         raise TypeError(errors.text(where, problem, "Pass a Python int.")) from None
+
+
+def real_number(value: Any) -> float | None:
+    """`value` as a float; None unless it is one real number, of Python, numpy or jax, and known."""
+    no_number = bool | str | bytes | complex | _compat.Tracer
+    if isinstance(value, no_number) or getattr(value, "shape", ()):
+        return None
+    if getattr(getattr(value, "dtype", None), "kind", "f") in "bc":  # bool, complex
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def canonical_dim(where: str, name: str, value: Any, ndim: int) -> int:

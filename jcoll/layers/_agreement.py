@@ -8,16 +8,17 @@ and all of them leave the work at the same step, so that the next attempt finds 
 from __future__ import annotations
 
 import math
-import numbers
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 
 from jcoll import _compat, errors
+from jcoll.comm.mesh import real_number
 
 _T = TypeVar("_T")
+_LONGEST_S = 1e9  # 30 years; of more, the milliseconds may not fit.
 _attempts: Counter[str] = Counter()
 
 
@@ -29,12 +30,13 @@ class Agreement:
     """
 
     def __init__(self, where: str, name: str, timeout_s: float) -> None:
-        if not _is_duration(timeout_s):
+        seconds = real_number(timeout_s)
+        if seconds is None or not 0 < seconds < math.inf:
             problem = f"timeout_s={timeout_s!r} is not a positive number of seconds."
             raise ValueError(errors.text(where, problem, "Pass e.g. 600.0."))
         self._where = where
         self._prefix = f"jcoll/{name}/{_attempts[name]}"
-        self._timeout_s = float(timeout_s)
+        self._timeout_s = min(seconds, _LONGEST_S)
         _attempts[name] += 1
 
     def step(self, name: str, work: Callable[[], _T]) -> _T:
@@ -76,7 +78,3 @@ class Agreement:
         )
         fix = "All processes must call it; where one is only slow, raise timeout_s."
         return TimeoutError(errors.text(self._where, problem, fix))
-
-
-def _is_duration(x: Any) -> bool:
-    return isinstance(x, numbers.Real) and not isinstance(x, bool) and 0 < float(x) < math.inf

@@ -9,12 +9,12 @@ from typing import Any, TypedDict
 
 import jax
 import jax.numpy as jnp
-from jax.tree_util import keystr, tree_flatten_with_path
+from jax.tree_util import keystr, tree_leaves_with_path
 
 from jcoll import _compat, errors
 from jcoll.comm.mesh import AxisName, Call, make_call
 from jcoll.layers import buckets, data_parallel
-from jcoll.layers.layout import Layout, pad_leaf, trim_leaf
+from jcoll.layers.layout import Layout, flat_plan, pad_leaf, trim_leaf
 from jcoll.ops import _primitive
 from jcoll.ops._primitive import CollectiveSpec
 from jcoll.ops.all_gather import SPEC as ALL_GATHER
@@ -92,12 +92,8 @@ def checked_leaves(
     tree: Any, layout: Any, call: Call, name: str, *, are_shards: bool
 ) -> tuple[list[Any], list[Layout]]:
     """(leaves, their Layouts); an error if the tree is not what the layout describes."""
-    entries, treedef = tree_flatten_with_path(tree)
-    plan, expected = jax.tree.flatten(layout)
-    if treedef != expected:
-        problem = f"{name} is a tree {treedef}, its layout {expected}."
-        fix = "Make the layout of this tree: zero.layouts(params, num_ranks)."
-        raise ValueError(errors.text(call.where, problem, fix))
+    plan = flat_plan(call.where, tree, layout, name)
+    entries = tree_leaves_with_path(tree)
     for (path, leaf), leaf_layout in zip(entries, plan, strict=True):
         _check_leaf(f"{name}{keystr(path)}", leaf, leaf_layout, call, are_shards)
     return [leaf for _, leaf in entries], plan

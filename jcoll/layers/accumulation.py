@@ -71,7 +71,11 @@ def _zeros(like: Any) -> jax.Array:
 
 
 def _check_batch(batch: Any, count: int) -> None:
-    for path, leaf in tree_leaves_with_path(batch):
+    entries = tree_leaves_with_path(batch)
+    if not entries:
+        problem = f"batch={batch!r} has no arrays; one at least is needed, to be split."
+        raise ValueError(errors.text(_WHERE, problem, "Pass a pytree of arrays."))
+    for path, leaf in entries:
         name = f"batch{keystr(path)}"
         if not jnp.ndim(leaf):
             problem = f"{name} is a scalar; a first dimension, the batch's, is needed."
@@ -80,6 +84,12 @@ def _check_batch(batch: Any, count: int) -> None:
         if size % count:
             problem = f"{name} has {size} rows, which {count} microbatches do not divide."
             fix = f"Pad it to {-(-size // count) * count}, or pass another num_microbatches."
+            raise ValueError(errors.text(_WHERE, problem, fix))
+        first = jnp.shape(entries[0][1])[0]
+        if size != first or not size:
+            problem = f"{name} has {size} rows, batch{keystr(entries[0][0])} {first}; as many of "
+            problem += "all, and at least one a microbatch, are needed."
+            fix = "Give all arrays the batch's dimension first; close over what is not split."
             raise ValueError(errors.text(_WHERE, problem, fix))
 
 

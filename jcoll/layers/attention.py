@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import math
-import numbers
 from typing import Any
 
 import jax
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jcoll import _compat, errors
-from jcoll.comm.mesh import refuse_traced, signature, static_bool, static_int
+from jcoll.comm.mesh import real_number, refuse_traced, signature, static_bool, static_int
 from jcoll.layers import online_softmax
 from jcoll.layers.online_softmax import Keys, Queries, Rule
 
@@ -138,11 +137,11 @@ def make_rule(
     refuse_traced(where, scale=scale)
     if scale is None:
         scale = q.shape[-1] ** -0.5 if q.shape[-1] else 1.0
-    is_number = isinstance(scale, numbers.Real) or (isinstance(scale, jax.Array) and not scale.ndim)
-    if not is_number or not math.isfinite(float(scale)):
+    number = real_number(scale)
+    if number is None or not math.isfinite(number):
         problem = f"scale={scale!r} is not a finite number."
         raise ValueError(errors.text(where, problem, "Pass a float, or None for D ** -0.5."))
-    return Rule(bool(causal), float(scale), block_size, chunk)
+    return Rule(bool(causal), number, block_size, chunk)
 
 
 def check_inputs(where: str, q: Any, k: Any, v: Any, causal: bool, segment_ids: Any) -> None:

@@ -93,11 +93,16 @@ def _is_narrower(wire_dtype: Any, dtype: Any) -> bool:
 
 def check_wire(where: str, wire_dtype: Any, bucket_bytes: int, join_bytes: int) -> None:
     """Refuses what is no way to send leaves."""
-    refuse_traced(where, wire_dtype=wire_dtype)
     _check_bytes(where, "bucket_bytes", bucket_bytes, 1, DEFAULT_BUCKET_BYTES)
     _check_bytes(where, "join_bytes", join_bytes, 0, DEFAULT_JOIN_BYTES)
-    if wire_dtype is not None and not _is_float(wire_dtype):
-        problem = f"wire_dtype={wire_dtype!r} is no floating-point type."
+    check_float(where, "wire_dtype", wire_dtype)
+
+
+def check_float(where: str, name: str, dtype: Any) -> None:
+    """TypeError unless `dtype` is a floating-point type, or None."""
+    refuse_traced(where, **{name: dtype})
+    if dtype is not None and not _is_float(dtype):
+        problem = f"{name}={dtype!r} is no floating-point type."
         fix = "Pass jnp.bfloat16, jnp.float16, jnp.float32, or None: leaves travel as they are."
         raise TypeError(errors.text(where, problem, fix))
 

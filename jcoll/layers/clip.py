@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec
 from jax.tree_util import keystr, tree_leaves_with_path
 
 from jcoll import _compat, errors
-from jcoll.comm.mesh import make_call
+from jcoll.comm.mesh import make_call, real_number
 from jcoll.layers.data_parallel import check_gradient, is_float0
 from jcoll.layers.layout import leaf_specs
 from jcoll.ops._reductions import accumulation_dtype
@@ -29,28 +29,28 @@ from jcoll.ops.all_reduce import all_reduce
 
 
 def global_norm(
-    tree: Any, specs: Any = None, *, algorithm: str = "auto", timeout_s: float | None = None
+    grads: Any, *, specs: Any = None, algorithm: str = "auto", timeout_s: float | None = None
 ) -> jax.Array:
     """The Euclidean norm of all leaves, the same on every rank.
 
     Args:
-      tree: a pytree of floating-point arrays: this rank's part of the gradients, already summed
+      grads: a pytree of floating-point arrays: this rank's part of the gradients, already summed
         over the ranks that hold the same part. The `float0` gradients of integers count as none.
       specs: which mesh axes each leaf is sharded over, as `jax.shard_map` takes it: a pytree of
-        PartitionSpecs, like `tree` or a prefix of it. None: every rank has all of every leaf.
+        PartitionSpecs, like `grads` or a prefix of it. None: every rank has all of every leaf.
       algorithm, timeout_s: as in `jcoll.all_reduce`.
 
     Returns: a float32 scalar; float64 if a leaf is. NaN or Inf only if an element is, or if the
       norm itself is no number of this type.
     """
-    return _norm("global_norm", tree, specs, algorithm, timeout_s)
+    return _norm("global_norm", grads, specs, algorithm, timeout_s)
 
 
 def clip_by_global_norm(
     grads: Any,
     max_norm: Any,
-    specs: Any = None,
     *,
+    specs: Any = None,
     algorithm: str = "auto",
     timeout_s: float | None = None,
 ) -> tuple[Any, jax.Array]:
@@ -60,18 +60,33 @@ def clip_by_global_norm(
     so scales the shards of one gradient differently. NaN and Inf are not clipped: with a norm of
     NaN or Inf all of the result is NaN (`check_finite` finds whose they are).
 
-    Args: max_norm a positive number, traced or not; the others, as in `global_norm`.
+    Args: max_norm a positive number, traced or not, Inf for no limit; the others, as in
+      `global_norm`.
     """
     where = "clip_by_global_norm"
-    if not isinstance(max_norm, _compat.Tracer) and not max_norm > 0:
-        problem = f"max_norm={max_norm} is no limit; a positive number is needed."
-        raise ValueError(errors.text(where, problem, "1.0 is usual."))
+    limit = _checked_limit(where, max_norm)
     norm = _norm(where, grads, specs, algorithm, timeout_s)
-    limit = jnp.asarray(max_norm, norm.dtype)
+    largest = jnp.finfo(norm.dtype).max  # No norm exceeds it, and Inf / Inf would be NaN.
+    limit = min(limit, float(largest)) if isinstance(limit, float) else limit
+    limit = jnp.minimum(jnp.asarray(limit, norm.dtype), largest)
     scale = limit / jnp.maximum(norm, limit)  # Exactly 1 up to the limit; never 0 / 0.
     # Not 0, nor what is flushed to it: gradients would be lost without a word.
     scale = jnp.where(scale >= jnp.finfo(scale.dtype).tiny, scale, jnp.nan)
     return jax.tree.map(functools.partial(_scaled, scale=scale), grads), norm
+
+
+def _checked_limit(where: str, max_norm: Any) -> Any:
+    """A float, or a traced one."""
+    if isinstance(max_norm, _compat.Tracer):
+        if not max_norm.shape and jnp.issubdtype(max_norm.dtype, jnp.floating):
+            return max_norm
+        given = f"{max_norm.dtype}{list(max_norm.shape)}"
+    else:
+        number, given = real_number(max_norm), repr(max_norm)
+        if number is not None and number > 0:
+            return number
+    problem = f"max_norm={given} is no limit; a positive number is needed."
+    raise ValueError(errors.text(where, problem, "1.0 is usual."))
 
 
 def _scaled(grad: Any, scale: jax.Array) -> Any:

@@ -41,8 +41,8 @@ from jcoll.ops.permute import SPEC as PPERMUTE
 def all_gather_matmul(
     x: Any,
     w: Any,
-    *,
     axis_name: AxisName,
+    *,
     sequence_dim: int = -2,
     bidirectional: bool = True,
     algorithm: str = "auto",
@@ -76,8 +76,8 @@ def all_gather_matmul(
 def matmul_reduce_scatter(
     x: Any,
     w: Any,
-    *,
     axis_name: AxisName,
+    *,
     sequence_dim: int = -2,
     bidirectional: bool = True,
     algorithm: str = "auto",

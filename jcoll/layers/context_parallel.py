@@ -50,8 +50,8 @@ def ring_attention(
     q: Any,
     k: Any,
     v: Any,
-    *,
     axis_name: AxisName,
+    *,
     causal: bool = True,
     placement: str = "contiguous",
     scale: float | None = None,
@@ -102,8 +102,8 @@ def all_gather_attention(
     q: Any,
     k: Any,
     v: Any,
-    *,
     axis_name: AxisName,
+    *,
     causal: bool = True,
     placement: str = "contiguous",
     scale: float | None = None,
@@ -152,8 +152,8 @@ def ulysses_attention(
     q: Any,
     k: Any,
     v: Any,
-    *,
     axis_name: AxisName,
+    *,
     attention: Callable[..., Any] = blockwise_attention,
     causal: bool = True,
     scale: float | None = None,
@@ -189,6 +189,9 @@ def ulysses_attention(
     call = _call("ulysses_attention", axis_name, algorithm, timeout_s, "all_to_all")
     check_inputs(call.where, q, k, v, causal, segment_ids)
     _check_ulysses_heads(call, q)
+    if not callable(attention):
+        problem = f"attention={attention!r} is not a function."
+        raise TypeError(errors.text(call.where, problem, "Pass e.g. blockwise_attention."))
     q, k, v, segments = vary_alike(q, k, v, segment_ids, call.axes)
     k, v = (_repeat_heads(x, call.num_ranks) for x in (k, v))
     move = functools.partial(
@@ -202,6 +205,7 @@ def ulysses_attention(
         )
     options = {} if block_size is None else {"block_size": block_size}
     out = attention(q, k, v, causal=causal, scale=scale, segment_ids=segments, **options)
+    _check_attended(call, out, q)
     return move(out, split_axis=tokens, concat_axis=heads)
 
 
@@ -324,7 +328,7 @@ def _rank(call: Call) -> Any:
 
 
 def _positions(call: Call, placement: str, length: int, rank: Any) -> Any:
-    return positions_of(rank, call.num_ranks, length, placement)
+    return positions_of(rank, call.num_ranks, length, placement=placement)
 
 
 def _repeat_heads(x: Any, num_ranks: int) -> Any:
@@ -344,4 +348,15 @@ def _check_ulysses_heads(call: Call, q: Any) -> None:
     problem = f"q has {heads} heads, which {n} ranks do not divide; each takes as many heads."
     fix = f"Pad the heads to {max(1, -(-heads // n)) * n}, split the sequence over an axis that "
     fix += "divides them, or use ring_attention, which splits no heads."
+    raise ValueError(errors.text(call.where, problem, fix))
+
+
+def _check_attended(call: Call, out: Any, q: Any) -> None:
+    """ValueError unless it is what an attention makes of q."""
+    shape, needed = jnp.shape(out), q.shape[:-1]
+    if shape[:-1] == needed and len(shape) == q.ndim:
+        return
+    problem = f"attention has made an array of shape {shape} of q of shape {q.shape}; "
+    problem += f"[{', '.join(map(str, needed))}, E] is needed."
+    fix = "It gets all tokens, and some of the heads, and returns a row for each of them."
     raise ValueError(errors.text(call.where, problem, fix))

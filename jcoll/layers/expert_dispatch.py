@@ -36,7 +36,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jcoll import _compat, errors
-from jcoll.comm.mesh import AxisName, Call, make_call, refuse_traced, static_int
+from jcoll.comm.mesh import AxisName, Call, make_call, real_number, refuse_traced, static_int
 from jcoll.layers.router import count
 from jcoll.ops.all_gather import all_gather
 from jcoll.ops.all_to_all import all_to_all
@@ -134,8 +134,8 @@ class Dispatch:
 def dispatch_to_experts(
     x: Any,
     experts: Any,
-    *,
     axis_name: AxisName,
+    *,
     num_experts: int,
     mode: str = "dropless",
     output_size: int | None = None,
@@ -177,8 +177,7 @@ def dispatch_to_experts(
     x, experts = jnp.asarray(x), jnp.asarray(experts)
     _check(call, x, experts, num_experts)
     wire = Wire(call.axes, algorithm, timeout_s)
-    nowhere = (experts < 0) | (experts >= num_experts)
-    experts = jnp.where(nowhere, num_experts, experts).astype(jnp.int32).T  # [k, T]
+    experts = _known(experts, num_experts)
     if mode == "dropless":
         most = x.shape[0] * call.num_ranks * min(len(experts), num_experts // call.num_ranks)
         size = most if output_size is None else _check_size(call, output_size)
@@ -206,6 +205,10 @@ def combine_from_experts(rows: Any, weights: Any, dispatch: Dispatch) -> jax.Arr
 
     Raises: ValueError for rows or weights of another dispatch.
     """
+    if not isinstance(dispatch, Dispatch):
+        problem = f"dispatch is a {type(dispatch).__name__}; a Dispatch is needed."
+        fix = "Pass the second result of dispatch_to_experts."
+        raise TypeError(errors.text("combine_from_experts", problem, fix))
     rows, weights = jnp.asarray(rows), jnp.asarray(weights)
     _check_combine(rows, weights, dispatch)
     picked = _from_experts(_varying_like(rows, dispatch), dispatch)  # [k, T, ...]
@@ -289,6 +292,14 @@ def _padded(
     return Dispatch(sizes, dropped, slot_of, sent, exchange)
 
 
+def _known(experts: jax.Array, num_experts: int) -> jax.Array:
+    """int32 [k, T] of [T, k]: num_experts in place of what is no expert."""
+    if experts.dtype.itemsize < 4:  # A type that does not hold num_experts itself.
+        experts = experts.astype(jnp.int32)
+    nowhere = (experts < 0) | (experts >= num_experts)
+    return jnp.where(nowhere, num_experts, experts).astype(jnp.int32).T
+
+
 def _sorted(experts: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Assignments [k T] in the order of their experts, first choices first; and where each of
     [k, T] stands in it."""
@@ -331,11 +342,11 @@ def _varying_like(x: jax.Array, dispatch: Dispatch) -> jax.Array:
 
 def _capacity(call: Call, factor: Any, num_assignments: int, num_experts: int) -> int:
     refuse_traced(call.where, capacity_factor=factor)
-    factor = DEFAULT_CAPACITY_FACTOR if factor is None else factor
-    if not 0 < factor < math.inf:
+    number = DEFAULT_CAPACITY_FACTOR if factor is None else real_number(factor)
+    if number is None or not 0 < number < math.inf:
         problem = f"capacity_factor={factor!r} is not a positive number."
         raise ValueError(errors.text(call.where, problem, "1.0 is the mean of the blocks; try 2."))
-    return max(1, math.ceil(factor * num_assignments / num_experts))
+    return max(1, math.ceil(number * num_assignments / num_experts))
 
 
 def _check(call: Call, x: jax.Array, experts: jax.Array, num_experts: Any) -> None:

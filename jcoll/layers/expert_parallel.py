@@ -45,8 +45,8 @@ def moe_layer(
     x: Any,
     router_w: Any,
     experts: Callable[[jax.Array, jax.Array], jax.Array] | tuple[Any, Any],
-    *,
     axis_name: AxisName,
+    *,
     num_experts: int,
     top_k: int,
     mode: str = "dropless",
@@ -61,7 +61,7 @@ def moe_layer(
 ) -> tuple[jax.Array, MoeAux]:
     """A mixture of experts, inside jax.shard_map with tokens and experts split over an axis.
 
-        y, aux = moe_layer(x, router_w, (w_in, w_out), axis_name="expert", num_experts=64, top_k=2)
+        y, aux = moe_layer(x, router_w, (w_in, w_out), "expert", num_experts=64, top_k=2)
         loss = cross_entropy(y) + 1e-2 * aux.load_balancing_loss
 
     Args:
@@ -106,9 +106,9 @@ def moe_layer(
     tokens = x.reshape(-1, x.shape[-1])
     routing = top_k_router(
         _logits(tokens, router_w),
-        top_k,
-        axis_name=call.axes if balance_axes is None else balance_axes,
-        mask=None if mask is None else jnp.asarray(mask).reshape(-1),
+        call.axes if balance_axes is None else balance_axes,
+        top_k=top_k,
+        mask=None if mask is None else _flat_mask(call, mask, x),
         normalize=normalize,
         timeout_s=timeout_s,
     )
@@ -121,6 +121,15 @@ def moe_layer(
     y = combine_from_experts(rows, routing.weights, dispatch)
     aux = MoeAux(*routing[2:4], dispatch.dropped, routing.rows_per_expert)
     return y.reshape(*x.shape[:-1], *y.shape[1:]), aux
+
+
+def _flat_mask(call: Call, mask: Any, x: jax.Array) -> jax.Array:
+    mask = jnp.asarray(mask)
+    if mask.shape == x.shape[:-1] and mask.dtype == bool:
+        return mask.reshape(-1)
+    problem = f"mask is {mask.dtype}{list(mask.shape)} for x of shape {x.shape}; "
+    problem += f"bool{list(x.shape[:-1])}, one per token, is needed."
+    raise ValueError(errors.text(call.where, problem, "Pass True for tokens, False for padding."))
 
 
 def _logits(tokens: jax.Array, router_w: jax.Array) -> jax.Array:
@@ -150,7 +159,12 @@ def _check(call: Call, x: jax.Array, router_w: jax.Array, experts: Any, num_expe
         raise ValueError(errors.text(call.where, problem, "Every rank needs all of router_w."))
     if callable(experts):
         return
-    w_in, w_out = (jnp.shape(w) for w in experts)
+    if not isinstance(experts, tuple | list) or len(experts) != 2:
+        count = f" of {len(experts)}" if hasattr(experts, "__len__") else ""
+        problem = f"experts is a {type(experts).__name__}{count}; (w_in, w_out), or a function of "
+        problem += "rows and group_sizes, is needed."
+        raise TypeError(errors.text(call.where, problem, "Pass the weights in a tuple of two."))
+    w_in, w_out = map(jnp.shape, experts)
     local = num_experts // call.num_ranks
     if len(w_in) != 3 or w_in[:2] != (local, x.shape[-1]) or len(w_out) != 3 or w_out[0] != local:
         problem = (

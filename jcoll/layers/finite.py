@@ -139,6 +139,11 @@ def watch_finite(params: Any, probes: Any) -> Any:
 
 
 def _check_probe(name: str, leaf: Any, probe: Any) -> None:
+    if jnp.shape(probe) or jnp.result_type(probe) != jnp.float32:
+        given = f"{jnp.result_type(probe)}{list(jnp.shape(probe))}"
+        problem = f"the probe of {name} is {given}; a float32 scalar is needed."
+        fix = "Make it by finite_probes(params, axis_name)."
+        raise ValueError(errors.text("watch_finite", problem, fix))
     if not _compat.check_vma():
         return
     extra = _compat.varying_axes(jax.typeof(leaf)) - _compat.varying_axes(jax.typeof(probe))
@@ -172,7 +177,7 @@ def report_finite(
     call = make_call("report_finite", axis_name, plan_op="all_gather", **settings)
     leaves = tree_leaves_with_path(counts)
     paths = tuple(f"grads{keystr(path)}" for path, _ in leaves)
-    return _exchange([leaf.astype(jnp.int32) for _, leaf in leaves], paths, call, settings)
+    return _exchange([jnp.asarray(leaf, jnp.int32) for _, leaf in leaves], paths, call, settings)
 
 
 def _exchange(counts: list, paths: tuple[str, ...], call: Call, settings: dict) -> FiniteReport:

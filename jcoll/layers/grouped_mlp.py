@@ -77,9 +77,7 @@ def grouped_mlp(
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _mlp(activation: Activation, *arrays: jax.Array) -> jax.Array:
-    return jax.lax.platform_dependent(
-        *arrays, cpu=partial(tiled, activation), default=partial(ragged, activation)
-    )
+    return _on_platform(partial(tiled, activation), partial(ragged, activation), *arrays)
 
 
 def _forward(activation: Activation, *arrays: jax.Array) -> tuple[jax.Array, Any]:
@@ -87,20 +85,29 @@ def _forward(activation: Activation, *arrays: jax.Array) -> tuple[jax.Array, Any
 
 
 def _backward(activation: Activation, saved: Any, dy: jax.Array) -> tuple:
-    grads = jax.lax.platform_dependent(
-        *saved, dy, cpu=partial(tiled_vjp, activation), default=partial(ragged_vjp, activation)
-    )
-    return *grads, None
+    fns = partial(tiled_vjp, activation), partial(ragged_vjp, activation)
+    return *_on_platform(*fns, *saved, dy), None
 
 
 _mlp.defvjp(_forward, _backward)
 
 
+def _on_platform(cpu: Callable, other: Callable, *arrays: jax.Array) -> Any:
+    """cpu(*arrays), or other(*arrays) elsewhere. Under jax.vmap one after the other: ragged_dot has
+    no rule for operands of which only some are batched, and both functions are traced anyhow."""
+
+    @jax.custom_batching.sequential_vmap
+    def run(*arrays: jax.Array) -> Any:
+        return jax.lax.platform_dependent(*arrays, cpu=cpu, default=other)
+
+    return run(*arrays)
+
+
 def network(activation: Activation, x: jax.Array, w_in: jax.Array, w_out: jax.Array) -> jax.Array:
     """The two layers of one group."""
     wide = _wide(x)
-    hidden = activation(jnp.dot(x, w_in, preferred_element_type=wide)).astype(x.dtype)
-    return jnp.dot(hidden, w_out, preferred_element_type=wide).astype(x.dtype)
+    hidden = _activated(activation, jnp.dot(x, w_in, preferred_element_type=wide), w_out)
+    return jnp.dot(hidden.astype(x.dtype), w_out, preferred_element_type=wide).astype(x.dtype)
 
 
 def tiled(
@@ -197,7 +204,8 @@ def ragged(
 ) -> jax.Array:
     """By jax.lax.ragged_dot."""
     wide = _wide(x)
-    hidden = activation(jax.lax.ragged_dot(x, w_in, sizes, preferred_element_type=wide))
+    hidden = jax.lax.ragged_dot(x, w_in, sizes, preferred_element_type=wide)
+    hidden = _activated(activation, hidden, w_out)
     y = jax.lax.ragged_dot(hidden.astype(x.dtype), w_out, sizes, preferred_element_type=wide)
     return y.astype(x.dtype)
 
@@ -213,6 +221,21 @@ def ragged_vjp(
     """(dx, dw_in, dw_out) of `ragged`."""
     _, pull = jax.vjp(lambda *of: ragged(activation, of[0], of[1], of[2], sizes), x, w_in, w_out)
     return pull(dy)
+
+
+def _activated(activation: Activation, hidden: jax.Array, w_out: jax.Array) -> jax.Array:
+    """activation(hidden); ValueError unless w_out has a row for each column of it."""
+    if not callable(activation):
+        problem = f"activation={activation!r} is not a function."
+        raise TypeError(errors.text(_WHERE, problem, "Pass e.g. jax.nn.gelu, or lambda h: h."))
+    result = activation(hidden)
+    needed = (hidden.shape[0], w_out.shape[-2])
+    if jnp.shape(result) == needed:
+        return result
+    problem = f"the activation of hidden rows {list(hidden.shape)} has shape "
+    problem += f"{list(jnp.shape(result))}; {list(needed)} is needed for w_out {list(w_out.shape)}."
+    fix = "Give w_out as many rows a group as the activation leaves columns (w_in's, for most)."
+    raise ValueError(errors.text(_WHERE, problem, fix))
 
 
 def _wide(x: jax.Array) -> Any:

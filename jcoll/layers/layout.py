@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -24,7 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import keystr, tree_leaves_with_path
 
 from jcoll import errors
-from jcoll.comm.mesh import static_int
+from jcoll.comm.mesh import static_bool, static_int
 
 _WHERE = "layers.zero.layouts"
 
@@ -112,6 +112,10 @@ def layouts(
         problem = f"num_ranks={n} is too small; at least 1 is needed."
         raise ValueError(errors.text(_WHERE, problem, "Pass mesh.shape[axis_name]."))
     keep = static_int(_WHERE, "keep_dims", keep_dims)
+    if keep < 0:
+        problem = f"keep_dims={keep} is too small; at least 0 is needed."
+        raise ValueError(errors.text(_WHERE, problem, "Pass 1 for a stack of layers."))
+    split = static_bool(_WHERE, "split", split)
     spec_leaves = leaf_specs(_WHERE, params, specs)
     entries = tree_leaves_with_path(params)
     found = []
@@ -186,12 +190,42 @@ def shapes(layout: Any) -> Any:
 
 def pad(params: Any, layout: Any) -> Any:
     """Whole parameters -> global arrays that the axis divides. Outside jax.shard_map."""
-    return jax.tree.map(pad_leaf, params, layout)
+    leaves, plan = _matched("zero.pad", params, layout, lambda part: part.shape)
+    return jax.tree.unflatten(jax.tree.structure(layout), map(pad_leaf, leaves, plan))
 
 
 def trim(state: Any, layout: Any) -> Any:
     """The inverse of `pad`."""
-    return jax.tree.map(trim_leaf, state, layout)
+    leaves, plan = _matched("zero.trim", state, layout, lambda part: part.padded_shape)
+    return jax.tree.unflatten(jax.tree.structure(layout), map(trim_leaf, leaves, plan))
+
+
+def _matched(where: str, tree: Any, layout: Any, shape_of: Callable) -> tuple[list, list[Layout]]:
+    """(leaves, their Layouts); ValueError unless they have the shapes that these say."""
+    plan = flat_plan(where, tree, layout, "the tree")
+    entries = tree_leaves_with_path(tree)
+    for (path, leaf), part in zip(entries, plan, strict=True):
+        if jnp.shape(leaf) != shape_of(part):
+            problem = f"leaf {keystr(path)} has shape {jnp.shape(leaf)}, by its layout "
+            problem += f"{shape_of(part)}."
+            fix = "Make the layout of this tree: zero.layouts(params, num_ranks)."
+            raise ValueError(errors.text(where, problem, fix))
+    return [leaf for _, leaf in entries], plan
+
+
+def flat_plan(where: str, tree: Any, layout: Any, name: str) -> list[Layout]:
+    """The Layouts of the leaves of `tree`; an error unless `layout` is a tree of them like it."""
+    plan, expected = jax.tree.flatten(layout)
+    if jax.tree.structure(tree) != expected:
+        problem = f"{name} is a tree {jax.tree.structure(tree)}, its layout {expected}."
+        fix = "Make the layout of this tree: zero.layouts, or zero.layouts_of_state."
+        raise ValueError(errors.text(where, problem, fix))
+    for part in plan:
+        if not isinstance(part, Layout):
+            problem = f"the layout of {name} has a {type(part).__name__}; Layouts are needed."
+            fix = "Make it by zero.layouts(params, num_ranks); it comes after the arrays."
+            raise TypeError(errors.text(where, problem, fix))
+    return plan
 
 
 def place(params: Any, layout: Any, axis_name: Any, mesh: Mesh) -> Any:
@@ -225,7 +259,7 @@ def leaf_specs(where: str, tree: Any, specs: Any) -> list[PartitionSpec]:
     """A PartitionSpec for each leaf of `tree`; `specs` is a pytree of them, like it or a prefix."""
 
     def spread(spec: PartitionSpec | None, part: Any) -> Any:
-        return jax.tree.map(lambda _: spec or PartitionSpec(), part)
+        return jax.tree.map(lambda _: PartitionSpec() if spec is None else spec, part)
 
     try:
         full = jax.tree.map(spread, specs, tree, is_leaf=lambda x: x is None or _is_spec(x))
@@ -233,7 +267,13 @@ def leaf_specs(where: str, tree: Any, specs: Any) -> list[PartitionSpec]:
         problem = f"specs is no prefix of the tree that it describes: {error}."
         fix = "Pass a pytree of PartitionSpecs like the one that jax.shard_map takes."
         raise ValueError(errors.text(where, problem, fix)) from None
-    return jax.tree.leaves(full, is_leaf=_is_spec)
+    found = jax.tree.leaves(full, is_leaf=_is_spec)
+    for spec in found:
+        if not _is_spec(spec):
+            problem = f"specs has {spec!r}; a PartitionSpec, or None, is needed for each leaf."
+            fix = f"Pass e.g. jax.sharding.PartitionSpec({spec!r})."
+            raise TypeError(errors.text(where, problem, fix))
+    return found
 
 
 def _is_spec(x: Any) -> bool:

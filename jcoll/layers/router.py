@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 
 from jcoll import errors
-from jcoll.comm.mesh import AxisName, refuse_traced, static_int
+from jcoll.comm.mesh import AxisName, static_bool, static_int
 from jcoll.ops.all_reduce import all_reduce
 
 _WHERE = "top_k_router"
@@ -54,22 +54,22 @@ class Routing(NamedTuple):
 
 def top_k_router(
     logits: Any,
-    k: int,
-    *,
     axis_name: AxisName | None = None,
+    *,
+    top_k: int,
     mask: Any = None,
     normalize: bool | None = None,
     algorithm: str = "auto",
     timeout_s: float | None = None,
 ) -> Routing:
-    """The k experts of each token, their weights, and the losses of the module's docstring.
+    """The top_k experts of each token, their weights, and the losses of the module's docstring.
 
     Args:
       logits: [T, E] of a floating-point type; computed with in float32.
-      k: how many experts each token gets, 1 to E; static.
       axis_name: mesh axis, or tuple of axes, over whose tokens the losses are taken, by one
         all_reduce of 2 E + 2 numbers: then they equal those of one device that has all tokens.
         None: over this rank's tokens, as GShard's groups; nothing is sent.
+      top_k: how many experts each token gets, k above, 1 to E; static.
       mask: bool [T], False for tokens that are padding: they go nowhere and count nowhere.
       normalize: whether a token's weights sum to 1. If not given: for k > 1. For k = 1 they would
         all be 1, and the router would not learn from the model's loss.
@@ -82,17 +82,17 @@ def top_k_router(
     each rank add them to its own loss; the mean over ranks of all gradients is then that of the
     mean loss.
 
-    Raises: ValueError for k out of range, TypeError for integer logits.
+    Raises: ValueError for top_k out of range, TypeError for integer logits.
     """
     logits = jnp.asarray(logits)
-    k = _check(logits, k, mask)
-    refuse_traced(_WHERE, normalize=normalize)
+    k = _check(logits, top_k, mask)
+    normalize = k > 1 if normalize is None else static_bool(_WHERE, "normalize", normalize)
     num_tokens, num_experts = logits.shape
     logits = logits.astype(jnp.float32)
     probs = jax.nn.softmax(logits)
     experts = jax.lax.top_k(logits, k)[1].astype(jnp.int32)
     weights = jnp.take_along_axis(probs, experts, 1)
-    if normalize or (normalize is None and k > 1):
+    if normalize:
         weights = weights / weights.sum(1, keepdims=True)  # At least 1 / E: the largest is there.
     z = jax.nn.logsumexp(logits, axis=1) ** 2
     routed = jnp.ones(num_tokens, bool) if mask is None else jnp.asarray(mask)
@@ -123,16 +123,16 @@ def _sum_over_ranks(totals: tuple, axis_name: AxisName, **settings: Any) -> list
     return [part.reshape(total.shape) for part, total in zip(parts, totals, strict=True)]
 
 
-def _check(logits: jax.Array, k: Any, mask: Any) -> int:
+def _check(logits: jax.Array, top_k: Any, mask: Any) -> int:
     if logits.ndim != 2 or not jnp.issubdtype(logits.dtype, jnp.floating):
         problem = f"logits are {logits.dtype}{list(logits.shape)}; floats [tokens, experts] needed."
         fix = "Reshape leading dimensions into one; compute the logits in float32."
         raise TypeError(errors.text(_WHERE, problem, fix))
     num_tokens, num_experts = logits.shape
-    k = static_int(_WHERE, "k", k)
+    k = static_int(_WHERE, "top_k", top_k)
     if not 1 <= k <= num_experts:
-        problem = f"k={k} experts a token of {num_experts} that there are; 1 to that is needed."
-        raise ValueError(errors.text(_WHERE, problem, "Lower k, or add experts."))
+        problem = f"top_k={k} experts a token of {num_experts} that there are; 1 to that is needed."
+        raise ValueError(errors.text(_WHERE, problem, "Lower top_k, or add experts."))
     if mask is not None and (jnp.shape(mask) != (num_tokens,) or jnp.asarray(mask).dtype != bool):
         given = f"{jnp.asarray(mask).dtype}{list(jnp.shape(mask))}"
         problem = f"mask is {given}; bool[{num_tokens}], one per token, is needed."

@@ -10,20 +10,22 @@ order of Megatron-LM's and zhuzilin's ring attention; Llama 3, section 3.3.2.)
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jcoll import errors
+from jcoll import _compat, errors
 from jcoll.comm.mesh import canonical_dim, refuse_traced, static_int
 
 PLACEMENTS = ("contiguous", "zigzag")
 
 
-def to_zigzag(x: Any, axis_size: int, dim: int = 1) -> Any:
-    """x in the order in which an even split of `dim` over `axis_size` ranks is zigzag.
+def to_zigzag(x: Any, num_ranks: int, *, sequence_dim: int = 1) -> Any:
+    """x in the order in which an even split of `sequence_dim` over `num_ranks` ranks is zigzag.
 
     For the whole sequence, before it is split: of token ids and labels, say, or of a whole batch.
     All else (embeddings, losses by token) follows; rotary and learned positions go by
@@ -31,74 +33,101 @@ def to_zigzag(x: Any, axis_size: int, dim: int = 1) -> Any:
 
     Args:
       x: array of numpy or jax, or pytree of arrays.
-      axis_size: the number of ranks along the mesh axis.
-      dim: the dimension of tokens; 1, after that of the batch, if not given.
+      num_ranks: the number of ranks along the mesh axis.
+      sequence_dim: the dimension of tokens; 1, after that of the batch, if not given.
 
-    Raises: ValueError, with the size to pad to, if 2 * axis_size does not divide `dim`.
+    Raises: ValueError, with the size to pad to, if 2 * num_ranks does not divide the dimension.
     """
-    return jax.tree.map(lambda leaf: _reorder("to_zigzag", leaf, axis_size, dim, _order), x)
+    reorder = functools.partial(_reorder, "to_zigzag", num_ranks, sequence_dim, _order)
+    return jax.tree.map(reorder, x)
 
 
-def from_zigzag(x: Any, axis_size: int, dim: int = 1) -> Any:
+def from_zigzag(x: Any, num_ranks: int, *, sequence_dim: int = 1) -> Any:
     """The inverse of `to_zigzag`: tokens in the order of the text."""
-    return jax.tree.map(lambda leaf: _reorder("from_zigzag", leaf, axis_size, dim, _inverse), x)
+    reorder = functools.partial(_reorder, "from_zigzag", num_ranks, sequence_dim, _inverse)
+    return jax.tree.map(reorder, x)
 
 
 def positions_of(
-    rank: Any, axis_size: int, local_length: int, placement: str = "contiguous"
+    rank: Any, num_ranks: int, local_length: int, *, placement: str = "contiguous"
 ) -> jax.Array:
     """The positions in the text of the tokens of a rank: int32 [local_length].
 
     Args:
       rank: a number, or `jax.lax.axis_index(axis_name)`.
-      axis_size: the number of ranks along the mesh axis.
+      num_ranks: the number of ranks along the mesh axis.
       local_length: tokens of a rank; even for zigzag.
       placement: "contiguous" or "zigzag".
     """
     where = "positions_of"
-    axis_size = static_int(where, "axis_size", axis_size)
+    num_ranks = _check_ranks(where, num_ranks)
     length = static_int(where, "local_length", local_length)
-    check_placement(where, placement, axis_size, length)
-    rank = jnp.asarray(rank, jnp.int32)
+    if length < 0:
+        problem = f"local_length={length} is no number of tokens; 0 or more are needed."
+        raise ValueError(errors.text(where, problem, "Pass the number of tokens of a rank."))
+    check_placement(where, placement, num_ranks, length)
+    rank = _checked_rank(where, rank, num_ranks)
     if placement == "contiguous":
         return rank * length + jnp.arange(length, dtype=jnp.int32)
     part = length // 2
     within = jnp.arange(part, dtype=jnp.int32)
-    return jnp.concatenate([rank * part + within, (2 * axis_size - 1 - rank) * part + within])
+    return jnp.concatenate([rank * part + within, (2 * num_ranks - 1 - rank) * part + within])
 
 
-def check_placement(where: str, placement: Any, axis_size: int, local_length: int) -> None:
+def check_placement(where: str, placement: Any, num_ranks: int, local_length: int) -> None:
     """ValueError unless `local_length` tokens of a rank can be placed so."""
     refuse_traced(where, placement=placement)
     if placement not in PLACEMENTS:
         problem = f"placement={placement!r} is none; 'contiguous' or 'zigzag' is needed."
         raise ValueError(errors.text(where, problem, "Zigzag balances causal attention."))
     if placement == "zigzag" and local_length % 2:
-        total, parts = local_length * axis_size, 2 * axis_size
+        total, parts = local_length * num_ranks, 2 * num_ranks
         problem = f"a rank has {local_length} tokens; placement='zigzag' needs an even number."
         fix = f"Pad the sequence of {total} tokens to {-(-total // parts) * parts}, then to_zigzag."
         raise ValueError(errors.text(where, problem, fix))
 
 
-def _order(axis_size: int) -> np.ndarray:
+def _check_ranks(where: str, num_ranks: Any) -> int:
+    number = static_int(where, "num_ranks", num_ranks)
+    if number >= 1:
+        return number
+    problem = f"num_ranks={number} is no number of ranks; at least 1 is needed."
+    raise ValueError(errors.text(where, problem, "Pass the size of the mesh axis."))
+
+
+def _checked_rank(where: str, rank: Any, num_ranks: int) -> jax.Array:
+    """An int32; of one that is not known yet the type is all that can be wrong."""
+    dtype, shape = jnp.result_type(rank), jnp.shape(rank)
+    if shape or not jnp.issubdtype(dtype, jnp.integer):
+        problem = f"rank is {dtype}{list(shape)}; one integer is needed."
+        raise TypeError(errors.text(where, problem, "Pass jax.lax.axis_index(axis_name)."))
+    known = not isinstance(rank, _compat.Tracer)
+    if known and not 0 <= int(rank) < num_ranks:
+        problem = f"rank={int(rank)} of {num_ranks} ranks; 0 to {num_ranks - 1} is needed."
+        raise ValueError(errors.text(where, problem, "Pass jax.lax.axis_index(axis_name)."))
+    return jnp.asarray(rank, jnp.int32)
+
+
+def _order(num_ranks: int) -> np.ndarray:
     """The parts, in the order of the ranks: 0, 2 N - 1, 1, 2 N - 2, .."""
-    early = np.arange(axis_size)
-    return np.stack([early, 2 * axis_size - 1 - early], axis=1).reshape(-1)
+    early = np.arange(num_ranks)
+    return np.stack([early, 2 * num_ranks - 1 - early], axis=1).reshape(-1)
 
 
-def _inverse(axis_size: int) -> np.ndarray:
-    return np.argsort(_order(axis_size))
+def _inverse(num_ranks: int) -> np.ndarray:
+    return np.argsort(_order(num_ranks))
 
 
-def _reorder(where: str, x: Any, axis_size: Any, dim: Any, order: Any) -> Any:
-    axis_size = static_int(where, "axis_size", axis_size)
-    dim = canonical_dim(where, "dim", dim, x.ndim)
-    if axis_size < 1:
-        problem = f"axis_size={axis_size} is no number of ranks; at least 1 is needed."
-        raise ValueError(errors.text(where, problem, "Pass the size of the mesh axis."))
-    parts, size = 2 * axis_size, x.shape[dim]
+def _reorder(where: str, num_ranks: Any, sequence_dim: Any, order: Callable, x: Any) -> Any:
+    num_ranks = _check_ranks(where, num_ranks)
+    if not isinstance(x, jax.Array | np.ndarray):
+        problem = f"x has a {type(x).__name__}; arrays of numpy or jax are needed."
+        raise TypeError(errors.text(where, problem, "Pass numpy.asarray(x)."))
+    dim = canonical_dim(where, "sequence_dim", sequence_dim, x.ndim)
+    parts, size = 2 * num_ranks, x.shape[dim]
     if size % parts:
-        problem = f"dim={dim} has size {size}, which twice the {axis_size} ranks do not divide."
+        problem = f"sequence_dim={dim} has size {size}, which twice the {num_ranks} ranks do not "
+        problem += "divide."
         raise ValueError(errors.text(where, problem, f"Pad it to {-(-size // parts) * parts}."))
     split = x.reshape(*x.shape[:dim], parts, size // parts, *x.shape[dim + 1 :])
-    return split[(slice(None),) * dim + (order(axis_size),)].reshape(x.shape)
+    return split[(slice(None),) * dim + (order(num_ranks),)].reshape(x.shape)

@@ -14,7 +14,7 @@ many ranks wrote it, and a device that restores reads just the blocks that overl
 process writes what its devices hold, a block that several hold only once, into one folder that all
 processes see (a shared file system). The folder gets its name last, by an atomic rename, when all
 blocks are there and on the disk: under that name there is a whole checkpoint or nothing. What fails
-in one process fails in all.
+in one process fails in all. The JSON files have CRC-32s of themselves.
 """
 
 from __future__ import annotations
@@ -31,11 +31,13 @@ from typing import Any, BinaryIO
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
-from jax.tree_util import keystr, tree_flatten_with_path
+from jax.tree_util import keystr, tree_flatten_with_path, tree_leaves_with_path
 
 from jcoll import errors
+from jcoll.comm.mesh import static_bool
 from jcoll.layers._agreement import Agreement
-from jcoll.layers.layout import Layout, check_mesh
+from jcoll.layers.data_parallel import check_gradient
+from jcoll.layers.layout import Layout, check_mesh, flat_plan
 
 FORMAT, VERSION = "jcoll.sharded_state", 1
 MANIFEST = "manifest.json"
@@ -67,6 +69,9 @@ def save(
     """
     where = f"layers.sharded_state.save to {os.fspath(folder)!r}"
     final = Path(folder)
+    if final.name in ("", ".."):
+        problem = "that is no name of a new folder."
+        raise ValueError(errors.text(where, problem, "Pass e.g. 'run/step-1000'."))
     partial = final.with_name(final.name + ".writing")
     is_first = jax.process_index() == 0
     together = Agreement(where, f"sharded_state/{final.name}", timeout_s)
@@ -98,26 +103,21 @@ def _checked(
     """(leaves, the text of the manifest)"""
     leaves = _checked_leaves(where, state, layout)
     try:
-        manifest = json.dumps(_manifest(leaves, metadata), indent=1) + "\n"
+        manifest = _json_text(_manifest(leaves, metadata))
     except (TypeError, ValueError) as error:
         problem = f"metadata={metadata!r} cannot be written as JSON ({error})."
         fix = "Pass Python's own numbers, text, lists and dicts, e.g. int(step)."
         raise TypeError(errors.text(where, problem, fix)) from None
-    if final.exists():
+    if final.exists() or final.is_symlink():
         problem = "it exists already; a checkpoint is never overwritten."
         raise FileExistsError(errors.text(where, problem, "Choose another folder, or remove it."))
     return leaves, manifest
 
 
 def _checked_leaves(where: str, state: Any, layout: Any) -> list[tuple[str, Any, Layout]]:
-    entries, treedef = tree_flatten_with_path(state)
-    plan, expected = jax.tree.flatten(layout)
-    if treedef != expected:
-        problem = f"state is a tree {treedef}, its layout {expected}."
-        fix = "Make the layout by zero.layouts and zero.layouts_of_state of this state."
-        raise ValueError(errors.text(where, problem, fix))
+    plan = flat_plan(where, state, layout, "state")
     found = []
-    for (path, leaf), part in zip(entries, plan, strict=True):
+    for (path, leaf), part in zip(tree_leaves_with_path(state), plan, strict=True):
         name, leaf = keystr(path), _as_array(where, keystr(path), leaf, part)
         if leaf.shape not in (part.shape, part.padded_shape):
             problem = f"leaf {name} has shape {leaf.shape}, by its layout {part.padded_shape}."
@@ -133,6 +133,7 @@ def _as_array(where: str, name: str, leaf: Any, part: Layout) -> Any:
         problem = f"leaf {name} has dtype {leaf.dtype}, which has no bytes to save."
         fix = "Save jax.random.key_data(key), and restore by jax.random.wrap_key_data."
         raise TypeError(errors.text(where, problem, fix))
+    check_gradient(where, name, leaf)
     # As jax has it: with x64 off, numbers and numpy's 64 bits are of 32 bits in a layout.
     array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
     given, dtype = np.dtype(jax.numpy.result_type(leaf)), np.dtype(part.dtype)
@@ -162,8 +163,7 @@ def _write_blocks(folder: Path, leaves: list[tuple[str, Any, Layout]]) -> None:
         for index, (_, leaf, part) in enumerate(leaves)
         for number, start, data in _own_blocks(leaf, part)
     ]
-    text = json.dumps({"blocks": blocks}, indent=1) + "\n"
-    _write_text(folder / _process_file(jax.process_index()), text)
+    _write_text(folder / _process_file(jax.process_index()), _json_text({"blocks": blocks}))
 
 
 def _own_blocks(leaf: Any, part: Layout) -> Iterator[tuple[int, list[int], np.ndarray]]:
@@ -236,6 +236,16 @@ def _flushed(path: Path) -> Iterator[BinaryIO]:
         os.fsync(file.fileno())
 
 
+def _json_text(content: dict[str, Any]) -> str:
+    """With its CRC-32: a digit of a block's place that has changed would be another state."""
+    content = json.loads(json.dumps(content))  # As it will be read.
+    return json.dumps({**content, "crc32": _crc32(content)}, indent=1) + "\n"
+
+
+def _crc32(content: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(content).encode())
+
+
 def _write_text(path: Path, text: str) -> None:
     with _flushed(path) as out:
         out.write(text.encode())
@@ -252,11 +262,11 @@ def _flush_folder(folder: Path) -> None:
 
 def read_metadata(folder: str | os.PathLike[str]) -> Any:
     """The metadata that the checkpoint was saved with."""
-    return _open(folder).manifest["metadata"]
+    return _Checkpoint(Path(folder), _where(folder)).manifest["metadata"]
 
 
-def _open(folder: str | os.PathLike[str]) -> _Checkpoint:
-    return _Checkpoint(Path(folder), f"layers.sharded_state.restore from {os.fspath(folder)!r}")
+def _where(folder: str | os.PathLike[str]) -> str:
+    return f"layers.sharded_state.restore from {os.fspath(folder)!r}"
 
 
 def restore(
@@ -267,6 +277,7 @@ def restore(
     *,
     cast: bool = False,
     strict: bool = True,
+    timeout_s: float = 600.0,
 ) -> Any:
     """The state saved in `folder`, laid out for this mesh. Outside jit; all processes call it.
 
@@ -279,22 +290,32 @@ def restore(
       cast: convert leaves to the layout's dtypes where the checkpoint's are others.
       strict: False: leaves of the checkpoint that `layout` has not are left out and not read, e.g.
         the optimizer's of a saved (params, opt_state) by the layout (params_layout, None).
+      timeout_s: how long the processes wait for the slowest one to read its part.
 
     Returns: a pytree like `layout` of global jax.Arrays with zero.shardings(layout, ...).
 
     Raises: FileNotFoundError: there is no checkpoint. ValueError: it is damaged (a file is missing,
-      or has other bytes), or is not of this model (names the leaves).
+      or has other bytes), or is not of this model (names the leaves). RuntimeError: one of these in
+      another process, which may read other files. TimeoutError.
     """
-    checkpoint = _open(folder)
-    check_mesh(checkpoint.where, layout, axis_name, mesh)
+    where = _where(folder)
+    cast = static_bool(where, "cast", cast)
+    strict = static_bool(where, "strict", strict)
+    together = Agreement(where, f"sharded_state.restore/{Path(folder).name}", timeout_s)
+
+    def read() -> list[jax.Array]:
+        checkpoint = _Checkpoint(Path(folder), where)
+        check_mesh(where, layout, axis_name, mesh)
+        checkpoint.check_leaves(wanted, cast, strict)
+        shardings = [NamedSharding(mesh, part.full_spec(axis_name)) for part in wanted.values()]
+        return [
+            checkpoint.array(name, part, sharding)
+            for (name, part), sharding in zip(wanted.items(), shardings, strict=True)
+        ]
+
     entries, treedef = tree_flatten_with_path(layout)
     wanted = {keystr(path): part for path, part in entries}
-    checkpoint.check_leaves(wanted, cast, strict)
-    restored = []
-    for name, part in wanted.items():
-        sharding = NamedSharding(mesh, part.full_spec(axis_name))
-        restored.append(checkpoint.array(name, part, sharding))
-    return jax.tree.unflatten(treedef, restored)
+    return jax.tree.unflatten(treedef, together.step("read", read))
 
 
 class _Checkpoint:
@@ -417,6 +438,9 @@ class _Checkpoint:
             raise ValueError(self._damaged(f"{file} cannot be read ({error})")) from None
         if not isinstance(value, dict):
             raise ValueError(self._damaged(f"{file} is not a JSON object"))
+        crc32 = value.pop("crc32", None)  # Older checkpoints have none.
+        if crc32 is not None and crc32 != _crc32(value):
+            raise ValueError(self._damaged(f"{file} has other bytes"))
         return value
 
     def _damaged(self, problem: str) -> str:

@@ -42,9 +42,9 @@ from jcoll.ops import _primitive
 def column_parallel(
     x: Any,
     w: Any,
-    b: Any = None,
-    *,
     axis_name: AxisName,
+    *,
+    b: Any = None,
     sequence_parallel: bool = False,
     sequence_dim: int = -2,
     gather_output: bool = False,
@@ -58,8 +58,8 @@ def column_parallel(
       x: [..., K], replicated over `axis_name`. With `sequence_parallel` this rank's part of the
         sequence: [..., S / N, K].
       w: [K, M / N], this rank's columns: `in_specs=P(None, axis_name)`.
-      b: [M / N] or None: `P(axis_name)`.
       axis_name: the mesh axis, or a tuple of them, that w is split over; N ranks.
+      b: [M / N] or None: `P(axis_name)`.
       sequence_parallel: gathers x along the sequence.
       sequence_dim: which dimension of x that is.
       gather_output: the result is gathered along its last dimension: [..., M], replicated.
@@ -101,9 +101,9 @@ def column_parallel(
 def row_parallel(
     x: Any,
     w: Any,
-    b: Any = None,
-    *,
     axis_name: AxisName,
+    *,
+    b: Any = None,
     sequence_parallel: bool = False,
     sequence_dim: int = -2,
     overlap: bool = False,
@@ -115,8 +115,8 @@ def row_parallel(
     Args:
       x: [..., K / N], this rank's columns: what `column_parallel` gives.
       w: [K / N, M], this rank's rows: `in_specs=P(axis_name, None)`.
-      b: [M] or None, replicated; added once.
       axis_name: the mesh axis, or a tuple of them, that w is split over; N ranks.
+      b: [M] or None, replicated; added once.
       sequence_parallel: the sum is scattered along the sequence.
       sequence_dim: which dimension of x that is; N must divide it.
       overlap: with `sequence_parallel`, the sum is taken apart: `matmul_reduce_scatter`.

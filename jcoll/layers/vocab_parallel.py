@@ -22,7 +22,15 @@ import jax
 import jax.numpy as jnp
 
 from jcoll import _compat, errors
-from jcoll.comm.mesh import AxisName, Call, make_call, refuse_traced, static_bool, static_int
+from jcoll.comm.mesh import (
+    AxisName,
+    Call,
+    make_call,
+    real_number,
+    refuse_traced,
+    static_bool,
+    static_int,
+)
 from jcoll.layers import _conjugates
 from jcoll.ops import _primitive
 from jcoll.ops._reductions import accumulation_dtype
@@ -32,8 +40,8 @@ from jcoll.ops.all_reduce import SPEC as ALL_REDUCE
 def vocab_parallel_embedding(
     ids: Any,
     table: Any,
-    *,
     axis_name: AxisName,
+    *,
     vocab_size: int | None = None,
     sequence_parallel: bool = False,
     sequence_dim: int = -2,
@@ -56,7 +64,8 @@ def vocab_parallel_embedding(
       rank's part. The row of an id out of range is NaN, as `jnp.take` has it.
 
     Raises:
-      TypeError: ids that are no integers. ValueError: shapes that do not fit.
+      TypeError: ids that are no integers, a table that is none of floats. ValueError: shapes that
+      do not fit.
 
     Derivative: rows of the gradient are added to the rows they came from, on the rank that has
     them.
@@ -76,10 +85,16 @@ def vocab_parallel_embedding(
     if table.ndim != 2:
         problem = f"table has shape {table.shape}; this rank's rows are needed, [V / N, H]."
         raise ValueError(errors.text(call.where, problem, "Pass one row per word."))
+    if not jnp.issubdtype(table.dtype, jnp.inexact):
+        problem = f"table has dtype {table.dtype}, which has no NaN for ids out of range; floats "
+        problem += "are needed."
+        fix = "Convert it: table.astype('float32')."
+        raise TypeError(errors.text(call.where, problem, fix))
     words = _words(call, table.shape[0], vocab_size, "table has", "rows")
     local, is_here, is_word = words.locate(ids, call)
     found = jnp.take(table, local, axis=0, mode="clip")
-    other = jnp.where(is_word, 0.0, jnp.nan).astype(table.dtype)
+    # Adding -0.0 keeps all bits of a row; adding 0.0 would make 0.0 of its -0.0.
+    other = jnp.where(is_word, -0.0, jnp.nan).astype(table.dtype)
     rows = jnp.where(is_here[..., None], found, jnp.broadcast_to(other[..., None], found.shape))
     if sequence_parallel:
         return _conjugates.sum_scatter(rows, sequence_dim, call, "sequence_dim")
@@ -89,8 +104,8 @@ def vocab_parallel_embedding(
 def vocab_parallel_cross_entropy(
     logits: Any,
     labels: Any,
-    *,
     axis_name: AxisName,
+    *,
     vocab_size: int | None = None,
     label_smoothing: float = 0.0,
     algorithm: str = "auto",
@@ -198,8 +213,9 @@ def _logits(call: Call, x: Any, labels: Any) -> Any:
 
 def _smoothing(call: Call, value: Any) -> float:
     refuse_traced(call.where, label_smoothing=value)
-    if isinstance(value, int | float) and 0 <= value <= 1:
-        return float(value)
+    number = real_number(value)
+    if number is not None and 0 <= number <= 1:
+        return number
     problem = f"label_smoothing={value!r} is not a number from 0 to 1."
     raise ValueError(errors.text(call.where, problem, "0, the default, is no smoothing."))
 

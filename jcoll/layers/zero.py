@@ -40,7 +40,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jcoll import _compat, errors
 from jcoll.comm.mesh import AxisName, make_call, static_int
-from jcoll.layers import _shards, clip, data_parallel
+from jcoll.layers import _shards, buckets, clip, data_parallel
 from jcoll.layers._shards import Options, Transfer, make_transfer
 from jcoll.layers.layout import layouts as layouts
 from jcoll.layers.layout import layouts_of_state as layouts_of_state
@@ -90,6 +90,7 @@ def gather(
     of them.
     """
     transfer = make_transfer("zero.gather", axis_name, plan_op="all_gather", **options)
+    buckets.check_float(transfer.call.where, "dtype", dtype)
     leaves, plan = _shards.checked_leaves(shards, layout, transfer.call, "shards", are_shards=True)
 
     types = [jax.typeof(x) for x in leaves]
@@ -245,7 +246,7 @@ def update(
     if max_norm is not None:
         settings = transfer.settings(ALL_REDUCE)
         grad_specs = specs(layout, transfer.call.axes)
-        grads, _ = clip.clip_by_global_norm(grads, max_norm, grad_specs, **settings)
+        grads, _ = clip.clip_by_global_norm(grads, max_norm, specs=grad_specs, **settings)
     own = params if stage == 3 else shard(params, layout, axis_name)
     updates, opt_state = tx.update(grads, opt_state, own)
     own = jax.tree.map(lambda p, u: (p + u).astype(p.dtype), own, updates)

@@ -55,6 +55,8 @@ def test_several_processes():
         (["--heads=8", "--width=36"], "Try --width 40"),
         (["--tokens=0"], "--tokens 0 is not possible"),
         (["--compare", "--collectives=lax"], "not allowed with"),
+        (["--seed=-1"], "--seed -1 is not possible"),
+        (["--json=/no/such/serve.json"], "make /no/such first"),
     ],
 )
 def test_bad_flags(flags, message, capsys):

@@ -157,12 +157,43 @@ def refused(capsys, *flags):
         ("--distributed --seconds 5", ["--seconds 5", "--steps"]),
         ("--dtype float8", ["--dtype", "float32", "bfloat16"]),
         (f"--save {TRAIN.parent}", ["--save", "is there already"]),
+        ("--save=", ["--save", "is there already"]),
+        (f"--save {TRAIN}/step-1", ["--save", f"{TRAIN} is none"]),
+        ("--json /no/such/history.json", ["--json", "make /no/such first"]),
+        ("--json .", ["--json '.'", "a folder"]),
+        ("--plot loss.txt", ["--plot loss.txt", ".png"]),
+        ("--seed -1", ["--seed -1", "from 0"]),
+        ("--seed 4294967296", ["--seed 4294967296", "to 4294967295"]),
     ],
 )
 def test_bad_flags(flags, words, capsys):
     message = refused(capsys, *flags.split())
     for word in words:
         assert word in message
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--seconds -1", ["--seconds -1", "above 0"]),
+        ("--seconds 0", ["--seconds 0", "above 0"]),
+        ("--plot /no/such/loss.png", ["--plot", "make /no/such first"]),
+        (f"--out {TRAIN}", ["--out", f"{TRAIN}"]),
+    ],
+)
+def test_bad_flags_of_the_demo(flags, words, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        example_programs.load("demo").main(flags.split())
+    assert stopped.value.code == 2
+    message = capsys.readouterr().err
+    for word in words:
+        assert word in message
+
+
+def test_demo_ends_with_a_leg_that_fails(tmp_path):
+    demo = example_programs.load("demo")
+    with pytest.raises(SystemExit, match=r"the leg lax ended with 2: .*train_gpt.py .*--steps 0"):
+        demo.run_leg(tmp_path, "lax", "--steps", "0")
 
 
 def test_seconds_under_launch(monkeypatch, capsys):

@@ -96,11 +96,11 @@ def split_attention(attention, mesh, *, check_vma=True, axis="seq", dim=1, **opt
     def run(q, k, v, segment_ids=None):
         arrays = (q, k, v, segment_ids)
         if zigzag:
-            arrays = layers.to_zigzag(arrays, size, dim)
+            arrays = layers.to_zigzag(arrays, size, sequence_dim=dim)
         out = jax.shard_map(of_rank, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check_vma)(
             *arrays
         )
-        return layers.from_zigzag(out, size, dim) if zigzag else out
+        return layers.from_zigzag(out, size, sequence_dim=dim) if zigzag else out
 
     return run
 
@@ -371,33 +371,6 @@ def test_hidden_tiles_are_skipped(placement, work, monkeypatch):
     assert np.bincount([rank for rank, _, _ in seen]).tolist() == work
 
 
-# Placement.
-
-
-@pytest.mark.parametrize("axis_size", [1, 2, 4])
-def test_zigzag_and_positions(axis_size):
-    text = np.arange(16).reshape(1, 16, 1)
-    placed = layers.to_zigzag(text, axis_size)
-    assert isinstance(placed, np.ndarray)
-    np.testing.assert_array_equal(layers.from_zigzag(placed, axis_size), text)
-    parts = placed.reshape(axis_size, -1)
-    for rank, part in enumerate(parts):
-        positions = layers.positions_of(rank, axis_size, len(part), "zigzag")
-        np.testing.assert_array_equal(part, positions)
-        parts_of_text = set(part // (8 // axis_size))
-        assert parts_of_text == {rank, 2 * axis_size - 1 - rank}
-
-
-def test_positions_of_a_traced_rank():
-    mesh = mesh_of(8)
-
-    def of_rank():
-        return layers.positions_of(jax.lax.axis_index("seq"), 8, 3)
-
-    got = jax.jit(jax.shard_map(of_rank, mesh=mesh, in_specs=(), out_specs=P("seq")))()
-    np.testing.assert_array_equal(got, np.arange(24))
-
-
 # Bad input.
 
 
@@ -481,10 +454,6 @@ def test_zigzag_of_a_sequence_that_does_not_divide():
         jax.eval_shape(
             jax.shard_map(run, mesh=mesh, in_specs=spec, out_specs=spec), *inputs(tokens=12)
         )
-    with pytest.raises(ValueError, match=r"(?s)dim=1 has size 12, .*the 4 ranks.*Pad it to 16"):
-        layers.to_zigzag(np.zeros((1, 12)), 4)
-    with pytest.raises(ValueError, match=r"(?s)axis_size=0 is no number of ranks"):
-        layers.from_zigzag(np.zeros((1, 12)), 0)
 
 
 @pytest.mark.parametrize(("heads", "fix"), [(2, "Pad the heads to 4"), (6, "Pad the heads to 8")])

@@ -61,7 +61,7 @@ def run(fn, mesh, in_specs, out_specs, *values, check_vma=True):
 
 def dense(x, router_w, w_in, w_out, k=K, kept=None):
     """(y, losses): every expert on every token, the weights of those not chosen zero."""
-    routing = layers.top_k_router(x.astype(jnp.float32) @ router_w, k)
+    routing = layers.top_k_router(x.astype(jnp.float32) @ router_w, top_k=k)
     # Products in float32: XLA:CPU has no such einsums of bfloat16. Results are rounded as there.
     wide, w_in, w_out = (a.astype(jnp.float32) for a in (x, w_in, w_out))
     hidden = jax.nn.gelu(jnp.einsum("td,edf->tef", wide, w_in)).astype(x.dtype)
@@ -186,7 +186,7 @@ def test_hot_and_empty_experts(check_vma, one):
     want = jax.jit(jax.value_and_grad(dense_loss, argnums=(0, 1, 2, 3)))(*values)
     assert dropped == 0
     assert_close((loss, grads), want, 1e-5)
-    rows = np.asarray(layers.top_k_router(values[0] @ values[1], K).rows_per_expert)
+    rows = np.asarray(layers.top_k_router(values[0] @ values[1], top_k=K).rows_per_expert)
     assert rows.max() > 4 * rows.mean()
     assert one is not None or (rows == 0).any()
     assert np.abs(np.asarray(grads[2]))[rows == 0].sum() == 0
@@ -206,7 +206,7 @@ def forward(mesh, values, check_vma=True, **options):
 
 def by_hand(values, num_ranks, keep):
     """y by numpy's order of rows, keep(counts [rank, expert]) rows of each block; rows dropped."""
-    routing = layers.top_k_router(values[0] @ values[1], K)
+    routing = layers.top_k_router(values[0] @ values[1], top_k=K)
     experts = np.asarray(routing.experts).reshape(num_ranks, -1, K)
     counts = np.stack([np.bincount(e.ravel(), minlength=EXPERTS) for e in experts])
     kept = keep(counts)
@@ -268,7 +268,7 @@ def test_padding_goes_nowhere(options):
 
     got = run(fn, mesh, specs, (P("expert"), P(), P(), P()), *values, jnp.asarray(mask))
     y, rows, dropped, balance = got
-    alone = layers.top_k_router(values[0][mask] @ values[1], K)
+    alone = layers.top_k_router(values[0][mask] @ values[1], top_k=K)
     assert dropped == 0
     assert rows.sum() == K * mask.sum()
     np.testing.assert_array_equal(rows, alone.rows_per_expert)
@@ -319,7 +319,7 @@ def test_dropless_moves_the_kept_rows_and_no_others(output_size):
     mesh, values = mesh_of(8), zipf(TOKENS * 8)
 
     def fn(x, router_w, *_):
-        routing = layers.top_k_router(x @ router_w, K)
+        routing = layers.top_k_router(x @ router_w, top_k=K)
         options = {"axis_name": "expert", "num_experts": EXPERTS, "output_size": output_size}
 
         def loss(x):
@@ -345,7 +345,7 @@ def test_capacity_moves_blocks_of_one_size():
     mesh, values = mesh_of(8), zipf(TOKENS * 8)
 
     def fn(x, router_w, *_):
-        experts = layers.top_k_router(x @ router_w, K).experts
+        experts = layers.top_k_router(x @ router_w, top_k=K).experts
         options = {"axis_name": "expert", "num_experts": EXPERTS, "mode": "capacity"}
         return layers.dispatch_to_experts(x, experts, **options)[0]
 
@@ -417,9 +417,9 @@ def test_combine_refuses(mode, rows, weights, match):
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
-        ({"top_k": 17}, ValueError, "k=17 experts a token of 16"),
-        ({"top_k": 0}, ValueError, "k=0"),
-        ({"top_k": 2.0}, TypeError, "k=2.0 is not an integer"),
+        ({"top_k": 17}, ValueError, "top_k=17 experts a token of 16"),
+        ({"top_k": 0}, ValueError, "top_k=0"),
+        ({"top_k": 2.0}, TypeError, "top_k=2.0 is not an integer"),
         (
             {"num_experts": 12},
             ValueError,
@@ -457,9 +457,17 @@ def test_weights_of_all_ranks_are_refused():
 @pytest.mark.parametrize(
     ("call", "error", "match"),
     [
-        (lambda x: layers.top_k_router(x.astype(int), 1), TypeError, r"int64\[4, 3\]; floats"),
-        (lambda x: layers.top_k_router(x[0], 1), TypeError, r"float32\[3\]"),
-        (lambda x: layers.top_k_router(x, 1, mask=x), ValueError, r"mask is float32.*bool\[4\]"),
+        (
+            lambda x: layers.top_k_router(x.astype(int), top_k=1),
+            TypeError,
+            r"int64\[4, 3\]; floats",
+        ),
+        (lambda x: layers.top_k_router(x[0], top_k=1), TypeError, r"float32\[3\]"),
+        (
+            lambda x: layers.top_k_router(x, top_k=1, mask=x),
+            ValueError,
+            r"mask is float32.*bool\[4\]",
+        ),
         (lambda x: grouped_mlp(x, x, x, x), ValueError, "x, w_in and w_out have shapes"),
         (
             lambda x: grouped_mlp(x, x[None, :3], x[:2, :, None], jnp.arange(1)),

@@ -249,7 +249,7 @@ def test_clipped_by_the_norm_of_all_shards(max_norm, check_vma):
     tree = leaves(2.0)
     specs = {"w": P("data", "model"), "b": P()}
     clipped, norm = run(
-        lambda g: layers.clip_by_global_norm(g, max_norm, specs),
+        lambda g: layers.clip_by_global_norm(g, max_norm, specs=specs),
         tree,
         in_specs=(specs,),
         out_specs=(specs, P()),
@@ -277,7 +277,7 @@ def test_leaves_of_the_same_axes_share_two_scalars():
     specs = {"w": P("data", "model"), "b": P()}
     tree = {"one": leaves(1.0), "two": leaves(2.0)}
     text = jaxpr_text(
-        lambda g: layers.global_norm(g, {"one": specs, "two": specs}),
+        lambda g: layers.global_norm(g, specs={"one": specs, "two": specs}),
         tree,
         in_specs=({"one": specs, "two": specs},),
         shape=(4, 2),

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jcoll.layers.grouped_mlp import ragged, ragged_vjp, tiled, tiled_vjp
+from jcoll.layers.grouped_mlp import grouped_mlp, ragged, ragged_vjp, tiled, tiled_vjp
 
 
 def assert_close(got, want, rel):
@@ -40,3 +40,26 @@ def test_tiles_and_ragged_dot_agree(sizes, dtype):
     got, want = (jax.jit(functools.partial(f, swiglu))(*args) for f in (tiled_vjp, ragged_vjp))
     assert [g.dtype for g in got] == [dtype] * 3
     assert_close(got, want, rel)
+
+
+@pytest.mark.parametrize("batched", [(0, None, None, None), (None, 0, 0, None), (0, 0, 0, 0)])
+def test_vmap(batched):
+    """Also where only some of the arrays are batched, of which ragged_dot knows nothing."""
+    rng = np.random.default_rng(2)
+    shapes = (8, 4), (2, 4, 6), (2, 6, 5)
+    arrays = [jnp.asarray(rng.normal(size=(3, *shape)), jnp.float32) for shape in shapes]
+    arrays.append(jnp.array([[3, 4], [0, 8], [1, 0]], jnp.int32))
+
+    def out_and_slopes(*arrays):
+        def loss(*weights):
+            return jnp.sin(grouped_mlp(*weights, arrays[3])).sum()
+
+        return jax.value_and_grad(loss, (0, 1, 2))(*arrays[:3])
+
+    args = [x if dim == 0 else x[0] for x, dim in zip(arrays, batched, strict=True)]
+    got = jax.jit(jax.vmap(out_and_slopes, batched))(*args)
+    for i in range(3):
+        one = [x[i] if dim == 0 else x for x, dim in zip(args, batched, strict=True)]
+        want = jax.jit(out_and_slopes)(*one)
+        for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            np.testing.assert_allclose(g[i], w, rtol=1e-5, atol=1e-6)

@@ -138,7 +138,7 @@ def test_replicas_are_written_once(tmp_path):
 @pytest.mark.slow
 def test_across_processes(tmp_path):
     """Saved by 2 processes of 2 devices, each its own, at the second attempt; restored by them, and
-    by 3 of 1."""
+    by 3 of 1; and by none if one of them misses a file."""
     folder, failed = str(tmp_path / "c"), []
     for action, processes, devices in (("save", 2, 2), ("restore", 3, 1)):
         for result in run_ok(
@@ -149,6 +149,10 @@ def test_across_processes(tmp_path):
             failed.append(done["failed"])
     assert re.match(r"(?s)RuntimeError: .*process 1 failed \(TypeError: .*step 'check'", failed[0])
     assert failed[1].startswith("TypeError: ")
+    damaged = run_ok("checkpoints.py", "restore damaged", folder, num_processes=2, num_devices=2)
+    failed = [result.report("done")["failed"] for result in damaged]
+    assert re.match(r"(?s)RuntimeError: .*process 1 failed \(ValueError: .*missing", failed[0])
+    assert failed[1].startswith("ValueError: ") and "damaged" in failed[1]
 
 
 # Bad input.
@@ -195,9 +199,59 @@ def test_missing_process_file(saved):
 def test_missing_block(saved):
     path = saved[0] / "process-00000.json"
     content = json.loads(path.read_text())
+    del content["crc32"]  # As a writer that has lost blocks would write it.
     content["blocks"] = [b for b in content["blocks"] if b["leaf"] != 8 or b["start"] == [0, 0]]
     path.write_text(json.dumps(content))
     refused(saved, r"damaged: of leaf \['w'\] there are 12 elements of 48")
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("process-00000.json", '"leaf": 8', '"leaf": 6'),
+        ("process-00000.json", '"start"', '"stars"'),
+        ("manifest.json", '"step": 7', '"step": 3'),
+        ("manifest.json", '"shape"', '"shade"'),
+    ],
+)
+def test_another_letter(file, old, new, tmp_path):
+    """Each of these would be another state, or step, or an error that says nothing."""
+    state, layout, mesh = small()
+    sharded_state.save(tmp_path / "c", state, layout, metadata={"step": 7})
+    path = tmp_path / "c" / file
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    refused((tmp_path / "c", layout, mesh), f"damaged: {file} has other bytes")
+    with pytest.raises(ValueError, match="has other bytes"):
+        sharded_state.read_metadata(tmp_path / "c")
+
+
+def test_metadata_is_as_json_has_it(tmp_path):
+    state, layout, _ = small()
+    metadata = {1: "a", "1": "b", "none": None, "infinite": float("inf"), "text": "ä\ud800"}
+    sharded_state.save(tmp_path / "c", state, layout, metadata=metadata)
+    assert sharded_state.read_metadata(tmp_path / "c") == json.loads(json.dumps(metadata))
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/.."])
+def test_save_refuses_what_is_no_new_folder(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"(?s)save to .*no name of a new folder.*Pass e.g."):
+        sharded_state.save(name, ONE, zero.layouts(ONE, 1))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_save_refuses_a_link_to_nothing(tmp_path):
+    (tmp_path / "c").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(FileExistsError, match="exists already"):
+        sharded_state.save(tmp_path / "c", ONE, zero.layouts(ONE, 1))
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+
+def test_restore_refuses_flags_that_are_none(saved):
+    refused(saved, "strict='no' is not a bool", TypeError, strict="no")
+    refused(saved, "cast='no' is not a bool", TypeError, cast="no")
 
 
 @pytest.mark.parametrize(
@@ -272,6 +326,8 @@ ONE = {"a": np.ones(4)}
         ({"a": lambda: jnp.ones(4)}, {"a": np.ones(4, "f4")}, {}, TypeError, "layout float32"),
         (ONE, ONE, {"metadata": {"step": np.int64(5)}}, TypeError, r"metadata=.*int\(step\)"),
         (ONE, ONE, {"timeout_s": 0}, ValueError, "timeout_s=0 is not a positive number"),
+        (ONE, ONE, {"timeout_s": 10**400}, ValueError, "is not a positive number"),
+        ({"a": lambda: "text"}, ONE, {}, TypeError, r"\['a'\] is a str; arrays"),
     ],
 )
 def test_save_refuses(state, like, options, error, match, tmp_path):

@@ -39,9 +39,9 @@ def dense(params, x):
 
 
 def parallel(params, x, **options):
-    y = layers.column_parallel(x, params["a"], params["a_b"], axis_name="tensor", **options)
+    y = layers.column_parallel(x, params["a"], b=params["a_b"], axis_name="tensor", **options)
     y = jax.nn.gelu(y)
-    return layers.row_parallel(y, params["b"], params["b_b"], axis_name="tensor", **options)
+    return layers.row_parallel(y, params["b"], b=params["b_b"], axis_name="tensor", **options)
 
 
 def loss_and_output(model, params, x):
@@ -136,7 +136,7 @@ def test_gather_output(check_vma):
 
     def gathered(params, x):
         return layers.column_parallel(
-            x, params["a"], params["a_b"], axis_name="tensor", gather_output=True
+            x, params["a"], b=params["a_b"], axis_name="tensor", gather_output=True
         )
 
     def whole(params, x):
@@ -268,7 +268,7 @@ def test_shapes_that_do_not_fit(layer):
     assert "(8, 16)" in text and "(12, 4)" in text and "in_specs" in text
     assert "a matrix is needed" in error_of(layer, ones(8, 16), ones(16, 4, 2))
     assert "x of shape ()" in error_of(layer, ones(), ones(16, 4))
-    text = error_of(layer, ones(8, 16), ones(16, 4), ones(16))
+    text = error_of(lambda x, w, b: layer(x, w, b=b), ones(8, 16), ones(16, 4), ones(16))
     assert "b has shape (16,)" in text and "must be (4,)" in text
 
 

@@ -1,7 +1,7 @@
 """Saves and restores sharded state; one process of tests/layers/test_sharded_state.py.
 
-Arguments: "save" or "restore", a folder. The state is numbers that tell their own places, so that
-each process can check what its devices hold.
+Arguments: "save", "restore" or "restore damaged", a folder. The state is numbers that tell their
+own places, so that each process can check what its devices hold.
 """
 
 from __future__ import annotations
@@ -38,11 +38,26 @@ def save(folder: str, layout: dict, mesh: jax.sharding.Mesh) -> str:
     return failed
 
 
+def restore_damaged(folder: str, layout: dict, mesh: jax.sharding.Mesh) -> str:
+    """Restores what the last process alone finds to be damaged; how it failed here."""
+    if jax.process_index() == jax.process_count() - 1:
+        np.load = missing
+    text, _, _ = rank.failing(lambda: sharded_state.restore(folder, layout, "x", mesh))
+    return text
+
+
+def missing(path: Path, **_: object) -> None:
+    raise FileNotFoundError(path)
+
+
 def main() -> None:
     action, folder = rank.ARGS
     mesh = rank.mesh_of()
     layout = zero.layouts({name: expected(name) for name in SHAPES}, mesh.size)
     failed = save(folder, layout, mesh) if action == "save" else ""
+    if action == "restore damaged":
+        rank.report("done", failed=restore_damaged(folder, layout, mesh))
+        return
     restored = sharded_state.restore(folder, layout, "x", mesh)
     for name, leaf in restored.items():
         want = np.asarray(zero.pad({name: expected(name)}, {name: layout[name]})[name])
