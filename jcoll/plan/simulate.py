@@ -29,7 +29,6 @@ Its limits:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -48,10 +47,8 @@ class Algorithm(Protocol):
     def name(self) -> str: ...
     @property
     def op(self) -> str: ...
-    @property
-    def build(self) -> Callable[[Builder], None]: ...
-    @property
-    def chunks(self) -> Callable[[int], int]: ...
+    def write(self, p: Builder, /) -> None: ...
+    def num_chunks(self, num_ranks: int, /) -> int: ...
 
 
 def simulate(
@@ -63,7 +60,7 @@ def simulate(
     larger of a rank's input and output), as in the benchmark and in Algorithm.sent.
     """
     state: list[Simulation] = []
-    chunks = algorithm.chunks(num_ranks)
+    chunks = algorithm.num_chunks(num_ranks)
     builder = Builder(
         algorithm.op,
         num_ranks,
@@ -76,7 +73,7 @@ def simulate(
     block = _ceil_div(np.asarray(nbytes, np.int64), num_ranks if has_blocks else 1)
     chunk_bytes, which = np.unique(_ceil_div(block, chunks), return_inverse=True)
     state.append(Simulation(num_ranks, chunk_bytes, topology))
-    algorithm.build(builder)
+    algorithm.write(builder)
     builder.finish()
     return state[0].times()[which]
 
