@@ -99,7 +99,7 @@ def _devices(args: argparse.Namespace) -> tuple[int, ...]:
 
 
 def _parse_count(text: str) -> int:
-    if not text.strip().isdecimal() or not 1 <= int(text) <= 1024:
+    if not 1 <= sizes.parse_count(text.strip()) <= 1024:
         raise ValueError(
             f"{text!r} is not a count; whole numbers from 1 to 1024, by commas, are needed: "
             "write 8 or 2,4,8"

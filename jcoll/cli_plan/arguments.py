@@ -32,8 +32,8 @@ def load_module(path: Path | None) -> None:
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
-        where = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+    except (Exception, SystemExit) as error:
+        where = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == spec.origin]
         line = f":{where[-1].lineno}" if where else ""
         raise UsageError(f"--module: {path}{line}: {type(error).__name__}: {error}") from None
 
@@ -46,11 +46,12 @@ def op(text: str) -> str:
 
 def count(flag: str, text: str) -> int:
     """One number of ranks."""
-    if not text.isdecimal() or not 1 <= int(text) <= MAX_RANKS:
+    number = sizes.parse_count(text)
+    if not 1 <= number <= MAX_RANKS:
         raise UsageError(
             f"{flag} is {text!r}; a number of ranks from 1 to {MAX_RANKS} is needed: write 8"
         )
-    return int(text)
+    return number
 
 
 def counts(flag: str, text: str) -> list[int]:
@@ -72,9 +73,10 @@ def spell_counts(numbers: list[int]) -> str:
 
 
 def rank(flag: str, text: str, num_ranks: int) -> int:
-    if not text.isdecimal() or int(text) >= num_ranks:
+    number = sizes.parse_count(text)
+    if not 0 <= number < num_ranks:
         raise UsageError(f"{flag} is {text!r}; a rank from 0 to {num_ranks - 1} is needed")
-    return int(text)
+    return number
 
 
 def algorithm(op_name: str, name: str, num_ranks: int | None = None) -> registry.Algorithm:
@@ -98,7 +100,7 @@ def plan(args: argparse.Namespace) -> Plan:
 
 def build(chosen: registry.Algorithm, num_ranks: int, root: int) -> Plan:
     builder = registry.builder_for(chosen, num_ranks, root=root)
-    chosen.build(builder)
+    chosen.write(builder)
     return builder.finish()
 
 
@@ -115,7 +117,7 @@ def check_size(chosen: registry.Algorithm, num_ranks: int, root: int) -> None:
                 f"{MAX_STEPS:,} steps, which are not kept: lower it (`simulate` has no such limit)"
             )
 
-    chosen.build(registry.builder_for(chosen, num_ranks, root=root, on_batch=count_steps))
+    chosen.write(registry.builder_for(chosen, num_ranks, root=root, on_batch=count_steps))
 
 
 def size_sweep(args: argparse.Namespace) -> list[int]:

@@ -103,7 +103,7 @@ def make_runs(args: argparse.Namespace) -> list[runs.Run]:
 def _counts(flag: str, text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")] if text else []
     for part in parts:
-        if not part.isdecimal() or not 2 <= int(part) <= 256:
+        if not 2 <= sizes.parse_count(part) <= 256:
             raise UsageError(f"{flag} has {part!r}; numbers from 2 to 256 are needed: write 2,4")
     return list(dict.fromkeys(map(int, parts)))
 

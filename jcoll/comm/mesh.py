@@ -112,10 +112,13 @@ def configured_algorithm(op: str, groups: Groups) -> str:
     name = config.algorithm
     if name in RESERVED:
         return name
-    if name not in registry.names():
+    known = [*RESERVED, *registry.names(), *kernels.ONLY_ON_CUDA]
+    if name not in known:
         problem = f"JCOLL_ALGORITHM={name!r} in the environment is not an algorithm."
-        fix = f"Use one of {', '.join([*RESERVED, *registry.names()])}, or unset it."
+        fix = f"Use one of {', '.join(known)}, or unset it."
         raise ValueError(errors.text("config", problem, fix))
+    if name in kernels.only_on_cuda(op):  # Whether the platform has it, `automatic` asks.
+        return name
     served = all(name in registry.supporting(op, size) for size in groups.sizes)
     return name if served else "auto"
 
