@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
 import re
 import sys
 import traceback
 from pathlib import Path
 
 from jcoll.algorithms import registry
-from jcoll.bench import sizes
+from jcoll.bench import rows, sizes
 from jcoll.errors import UsageError, ranges
 from jcoll.plan.builder import Batch
 from jcoll.plan.ir import Plan
@@ -144,7 +143,7 @@ def check_output(flag: str, path: Path, suffixes: tuple[str, ...]) -> None:
     if path.suffix not in suffixes:
         given = re.sub(r"^$", "no suffix", path.suffix)
         raise UsageError(f"{flag} is {path}, with {given}; one of {', '.join(suffixes)} is needed")
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
+    if not rows.can_write(path):
         raise UsageError(
             f"{flag} is {path}, which cannot be written; a file name in an existing, writable "
             "directory is needed: create the directory, or name another"

@@ -150,6 +150,7 @@ BAD = [
     (["all_reduce", "--seconds", "nan"], "more than 0 seconds"),
     (["gather", "--chain", "2"], "--chain is given with gather"),
     (["all_reduce", "--json", "/no/such/folder/f.json"], "cannot be written"),
+    (["all_reduce", "--json", "/proc/f.json"], "cannot be written"),
 ]
 
 
