@@ -122,8 +122,8 @@ class World {
   std::optional<Conflict> FindConflict(int process, const Key& key, uint64_t members,
                                        int64_t since_ns, int64_t now_ns, bool waits);
   // A conflict with the collective of a key has become an error here, whoever found it. If this
-  // process comes to that collective yet, it is to fail by it too: the others are in it, and have no
-  // other way to learn that the ranks differ.
+  // process comes to that collective yet, it is to fail by it too: the others are in it, and have
+  // no other way to learn that the ranks differ.
   void Tell(const Key& conflict, const std::string& error);
   // The error of a conflict with the collective of a key, if one was told.
   std::optional<std::string> WhatWasTold(const Key& key);
