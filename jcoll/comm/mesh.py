@@ -90,7 +90,8 @@ def make_call(
 def _check_algorithm(where: str, op: str, name: Any, groups: Groups) -> None:
     if not isinstance(name, str):
         problem = f"algorithm={name!r} is not a name."
-        raise TypeError(errors.text(where, problem, "Pass a str; jcoll.algorithms lists them."))
+        names = [*RESERVED, *registry.names(op), *kernels.only_on_cuda(op)]
+        raise TypeError(errors.text(where, problem, f"Pass a str, one of {', '.join(names)}."))
     if name == "hierarchical" and op in HIERARCHICAL_OPS and name not in registry.names(op):
         return  # Not a plan: whether the ranks are on several hosts is known when it is lowered.
     if name not in RESERVED and name not in kernels.only_on_cuda(op):

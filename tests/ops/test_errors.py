@@ -154,6 +154,11 @@ BAD: dict[str, tuple[Callable, type[Exception], list[str]]] = {
         TypeError,
         ["op is a traced value"],
     ),
+    "algorithm that is no name": (
+        lambda x: jcoll.all_gather(x, "x", algorithm=None),
+        TypeError,
+        ["algorithm=None is not a name", "Pass a str, one of auto, direct, xla, bruck,"],
+    ),
     "traced algorithm": (
         lambda x: jcoll.all_gather(x, "x", algorithm=x[0, 0]),
         TypeError,
