@@ -80,8 +80,11 @@ class Algorithm:
         return f"its function `unsupported` returned {reason!r}, neither None nor a text"
 
     def num_chunks(self, num_ranks: int) -> int:
-        """`chunks` of num_ranks. PlanError if that is no whole number from 1 on."""
+        """`chunks` of num_ranks. PlanError if one of them is no whole number from 1 on."""
         where = f"{self.name} {self.op} of {num_ranks} ranks"
+        if not _is_integer(num_ranks) or num_ranks < 1:
+            problem = f"num_ranks={num_ranks!r}; a whole number from 1 on is needed."
+            raise PlanError(f"{self.name} {self.op}: {problem}\n  Pass the number of ranks.")
         with errors_of(self.chunks, where):
             found = self.chunks(num_ranks)
         if not _is_integer(found) or found < 1:
@@ -225,6 +228,10 @@ def get(op: str, name: str, num_ranks: int | None = None, *, where: str = "") ->
     found = {a.name: a for a in all_algorithms(op)}.get(name)
     where = where or op
     fix = f"Algorithms of {op}: {', '.join([*RESERVED, *names(op), *kernels.only_on_cuda(op)])}."
+    if found is None and name in RESERVED:
+        problem = f"algorithm={name!r} is no plan, which is asked for here."
+        fix = f"Plans of {op}: {', '.join(names(op)) or 'none'}."
+        raise ValueError(errors.text(where, problem, fix))
     if found is None:
         known = name in names() or name in kernels.ONLY_ON_CUDA
         problem = (

@@ -73,6 +73,13 @@ class Builder:
         chunks_per_block: int = 1,
         on_batch: Callable[[Batch], None] | None = None,
     ) -> None:
+        if op not in OPS:
+            raise PlanError(f"{algorithm} {op}: there is no such op.\n  One of {', '.join(OPS)}.")
+        if not 0 <= root < num_ranks:
+            raise PlanError(
+                f"{algorithm} {op}: root={root} is not a rank of {num_ranks}.\n"
+                f"  Pass one from 0 to {num_ranks - 1}."
+            )
         self.spec = OPS[op]
         self.op, self.algorithm = op, algorithm
         self.num_ranks, self.root = num_ranks, root

@@ -131,3 +131,26 @@ def test_hosts_of_no_size(num_local):
 def test_ranks_that_are_not_served_are_told_before_anything_is_built():
     with pytest.raises(PlanError, match="hierarchical all_reduce of 7 ranks: they do not divide"):
         simulate(registry.get("all_reduce", "hierarchical"), 7, np.array([1024]), CPU_HOST)
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (
+            lambda: registry.plan_for("all_reduce", "ring", 0),
+            "ring all_reduce: num_ranks=0; a whole",
+        ),
+        (lambda: registry.plan_for("all_reduce", "ring", 2.5), r"num_ranks=2\.5; a whole number"),
+        (lambda: registry.plan_for("broadcast", "tree", 4, root=4), "root=4 is not a rank of 4"),
+        (lambda: registry.plan_for("broadcast", "tree", 4, root=-1), "root=-1 is not a rank of 4"),
+        (lambda: registry.plan_for("all_reduce", "direct", 4), "algorithm='direct' is no plan, wh"),
+        (lambda: Builder("all_scatter", 4), "there is no such op"),
+        (
+            lambda: simulate(registry.get("all_reduce", "ring"), 4, np.array([-1]), CPU_HOST),
+            "Pass sizes in bytes, 0 or more",
+        ),
+    ],
+)
+def test_what_cannot_be_asked_for(use, message):
+    with pytest.raises(ValueError, match=message):
+        use()
