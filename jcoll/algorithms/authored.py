@@ -15,11 +15,11 @@ from jcoll.plan.ir import PlanError
 def errors_of(fn: Callable[..., Any], where: str) -> Iterator[None]:
     """Whatever `fn` raises within becomes a PlanError that says where, and at which line of its.
 
-    Not what says so already, nor what a command line stops a plan with.
+    Not what says so already, nor what a command line stops a plan with, nor want of memory.
     """
     try:
         yield
-    except (PlanError, UsageError):
+    except (PlanError, UsageError, MemoryError):
         raise
     except Exception as error:
         fix = "Correct the algorithm's function."
