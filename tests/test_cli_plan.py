@@ -151,6 +151,7 @@ def test_verify_tells_which_ranks_are_not_served(run):
     registry.register(served)
     out = run("verify", "all_reduce", "even_for_test", "-n", "2..4")
     assert "none; not for 2..4" in out
+    assert "No plan was proved" in out and "all proved" not in out
 
 
 @pytest.mark.parametrize(
