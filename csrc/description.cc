@@ -170,6 +170,7 @@ std::string Layout(const Description& d) {
     text += "/" + std::to_string(n);
   }
   for (int64_t v : d.source_map) text += "," + std::to_string(v);
+  for (const auto& plan : d.plans) text += ";" + std::to_string(plan->digest);
   return text;
 }
 

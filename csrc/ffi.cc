@@ -57,7 +57,9 @@ std::optional<Failure> FindPlans(Attributes& attrs, Description* d) {
   for (int group = 0; group < d->num_groups(); ++group) {
     key.num_ranks = d->group_size(group);
     auto plan = PlanFor(key);
-    if (auto* failure = std::get_if<Failure>(&plan)) return *failure;
+    if (auto* failure = std::get_if<Failure>(&plan)) {
+      return Failure{failure->code, d->Where() + ": " + failure->message};
+    }
     d->plans.push_back(std::get<std::shared_ptr<const LoadedPlan>>(plan));
   }
   return std::nullopt;

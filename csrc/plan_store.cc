@@ -77,6 +77,7 @@ std::variant<std::shared_ptr<const LoadedPlan>, Failure> PlanFor(const PlanKey& 
     return Failure{FailureCode::kInternal, "jcoll: a plan for another number of ranks was made."};
   }
   auto loaded = std::make_shared<LoadedPlan>();
+  loaded->digest = std::hash<std::string>()(encoded);
   if (auto failure = LoadPlan(plan, loaded.get())) return std::move(*failure);
   std::lock_guard<std::mutex> lock(store.mu);
   // The one who asked gets what was right then; who asks later, what is right now.

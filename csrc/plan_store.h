@@ -2,6 +2,7 @@
 // all-ranks table grows with the square of the ranks.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -26,6 +27,8 @@ struct LoadedPlan {
   PlanPrograms programs;  // With ranks in several.
   // An output chunk that these would add in another order than rank 0's, and so must not be run.
   std::optional<ChunkRef> differs_remotely;
+  // A hash of its encoding: processes may have registered different algorithms under one name.
+  uint64_t digest = 0;
 };
 
 // Fails for a plan that makes no sense when its steps are followed. All ranks of an all_reduce get

@@ -8,7 +8,10 @@ the program with status 2, as flags that do not parse do.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -61,4 +64,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, unknown = _parser(argv[0] if argv else None).parse_known_args(argv)
     if unknown:
         args.fail(f"unknown: {' '.join(unknown)}; only the flags of the help are: leave it out")
-    return args.run(args)
+    try:
+        status = args.run(args)
+        sys.stdout.flush()
+    except BrokenPipeError:  # Nobody reads any more: `| head`.
+        _write_to_nobody()
+        return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:
+        print(f"{PROGRAM} {args.command}: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
+    return status
+
+
+def _write_to_nobody() -> None:
+    """What is still in the buffers would be written at exit, and fail once more."""
+    nobody = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+            continue
+        os.dup2(nobody, stream.fileno())
+    os.close(nobody)

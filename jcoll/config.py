@@ -26,7 +26,7 @@ def _positive(env: Mapping[str, str], name: str, default: float, kind: type) -> 
         what = "integer" if kind is int else "number"
         raise ValueError(
             f"jcoll: {name}={text!r} in the environment is not a positive {what}.\n"
-            f"  Set it to one, e.g. {name}={default or 4:g}, or unset it."
+            f"  Set it to one, e.g. {name}={default or 4:.0f}, or unset it."
         )
     return value
 

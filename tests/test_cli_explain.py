@@ -8,6 +8,7 @@ import pytest
 
 from jcoll import cli
 from jcoll.comm import mesh
+from jcoll.comm.group import Groups
 from jcoll.tuning import select, table
 from jcoll.tuning.candidates import PROCESS, PROCESSES
 
@@ -107,6 +108,23 @@ def test_configured(run, monkeypatch):
     assert "\nxla: JCOLL_ALGORITHM\n" in run("all_reduce", *hosts)
 
 
+def test_configured_wrongly(capsys, monkeypatch):
+    monkeypatch.setattr(mesh, "config", dataclasses.replace(mesh.config, algorithm="rnig"))
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["explain", "all_reduce", "--size", "1M", "--mesh", "d=4"])
+    assert caught.value.code == 2
+    assert "JCOLL_ALGORITHM='rnig' in the environment is not an algor" in capsys.readouterr().err
+
+
+def test_configured_for_another_platform(run, monkeypatch):
+    """One environment for all: what only CUDA has decides nothing here."""
+    monkeypatch.setattr(mesh, "config", dataclasses.replace(mesh.config, algorithm="multimem"))
+    assert "JCOLL_ALGORITHM" not in run("all_reduce", "--size", "1M", "--mesh", "d=4")
+    assert "JCOLL_ALGORITHM" not in run("all_gather", "--size", "1M", "--mesh", "d=4")
+    assert mesh.configured_algorithm("all_reduce", Groups(4)) == "multimem"
+    assert mesh.configured_algorithm("all_gather", Groups(4)) == "auto"
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -120,6 +138,13 @@ def test_configured(run, monkeypatch):
         (["all_reduce", "--size", "1M", "--mesh", "d=4", "--processes", "3"], "a divisor of the"),
         (["all_reduce", "--size", "1M", "--mesh", "d=4", "--hosts", "2"], "--hosts is 2; a div"),
         (["all_reduce", "--mesh", "d=4"], "--size"),
+        (
+            ["all_reduce", "--size", "1M", "--mesh", "d=4", "--axis", "d,d"],
+            "every axis is needed o",
+        ),
+        (["all_reduce", "--size", "9" * 20, "--mesh", "d=300"], "is not a size"),
+        (["all_reduce", "--size", "1M", "--mesh", "d=4", "--op", "and"], "op='and' needs integers"),
+        (["all_gather", "--size", "1M", "--mesh", "d=4", "--op", "max"], "all_gather does not red"),
     ],
 )
 def test_refused(capsys, argv, message):

@@ -151,6 +151,7 @@ def test_verify_tells_which_ranks_are_not_served(run):
     registry.register(served)
     out = run("verify", "all_reduce", "even_for_test", "-n", "2..4")
     assert "none; not for 2..4" in out
+    assert "No plan was proved" in out and "all proved" not in out
 
 
 @pytest.mark.parametrize(
@@ -158,6 +159,7 @@ def test_verify_tells_which_ranks_are_not_served(run):
     [
         (["-n", "4..2"], "the smaller number is needed first"),
         (["-n", "4,,5"], "-n/--ranks is ''"),
+        (["-n", "9" * 5000], "a number of ranks from 1 to"),
         (["-n", "2,4", "-r", "2"], "-r/--root is '2'; a rank from 0 to 1"),
         (["all_gather", "ring", "-n", "4096"], "steps, which are not kept"),
         (["--module", "/nonexistent.py"], "an existing .py file is needed"),
@@ -229,6 +231,7 @@ def test_simulate_says_what_is_left_out(run):
         (["-t", "moon"], "no such preset or file.\n  One of nvswitch,"),
         (["-b", "1T"], "-b/--begin: '1T' is not a size"),
         (["-b", "2M", "-e", "1M"], "needed is 0 < begin <= end"),
+        (["-e", "99999999999999999999G"], "-e/--end: '99999999999999999999G' is not a size"),
         (["-f", "1"], "-f/--factor is 1; at least 2"),
         (["-a", "ring,rong"], "'rong' is not an algorithm of all_reduce"),
         (["--plot", "x.txt"], "one of .png, .svg, .pdf is needed"),
@@ -248,6 +251,32 @@ def test_a_module_that_fails_is_named_with_its_line(refused, tmp_path):
     path = module(tmp_path, "x = 1\nraise KeyError('no')\n")
     text = refused("simulate", "all_reduce", "-n", 8, "--module", path)
     assert f"--module: {path}:2: KeyError: 'no'" in text
+
+
+def test_a_module_that_exits_is_named_too(refused, tmp_path, monkeypatch):
+    module(tmp_path, "import sys\nsys.exit(0)\n")
+    monkeypatch.chdir(tmp_path)
+    text = refused("simulate", "all_reduce", "-n", 8, "--module", "user.py")
+    assert "--module: user.py:2: SystemExit: 0" in text
+
+
+@pytest.mark.parametrize("action", [["show"], ["draw", "-o", "plan.svg"]])
+def test_an_algorithm_that_fails_is_named_with_its_line(capsys, tmp_path, monkeypatch, action):
+    path = module(tmp_path, WRONG_MODULE.replace("p.send(0, p.num_ranks)", "p.ranks[p.num_ranks]"))
+    monkeypatch.chdir(tmp_path)
+    argv = [*action, "all_reduce", "raises_for_test", "-n", "3", "--module", str(path)]
+    assert cli.main(["plan", *argv]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and f"raises_for_test all_reduce of 3 ranks: IndexError at {path}:11: " in err
+
+
+def test_too_little_memory_is_told(refused, monkeypatch):
+    def build(*args, **kwargs):
+        raise MemoryError
+
+    monkeypatch.setattr(registry, "builder_for", build)
+    text = refused("show", "all_reduce", "ring", "-n", 60000)
+    assert "-n/--ranks is 60000; more memory than there is would be needed: lower it" in text
 
 
 def test_crossovers():

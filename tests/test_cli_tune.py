@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -114,6 +115,7 @@ def test_a_damaged_file_is_replaced(tmp_path, measured):
         (["-f", "1"], "a factor of at least 2"),
         (["--seconds", "0"], "need more than 0"),
         (["-o", "/no/such/folder/t.json"], "cannot be written"),
+        (["-o", "/proc/t.json"], "cannot be written"),
     ],
 )
 def test_refused(capsys, argv, message):
@@ -196,3 +198,11 @@ def test_ctrl_c(tmp_path):
     assert len(table.parse(path.read_text()).rows) >= 1
     assert "what was measured is kept" in err
     assert "Traceback" not in err
+
+
+def test_a_timeout_without_end():
+    """For which a thread cannot wait by the clock."""
+    lines = queue.Queue()
+    for timeout_s in (float("inf"), 1e300):
+        lines.put('{"op": "all_reduce"}')
+        assert runs._next_row(lines, timeout_s, None, None) == {"op": "all_reduce"}

@@ -8,16 +8,19 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
 import pytest
 
-from jcoll import cli, errors
+from jcoll import cli, config, errors
 from jcoll.cli_doctor import command, cuda_driver, probes
 from jcoll.cli_doctor.features import features, used
 from jcoll.cli_doctor.probes import Failed
+from jcoll.comm import mesh
 from jcoll.runtime import cuda
+from jcoll.tuning import table
 
 # A machine where everything is as it should be.
 HEALTHY = {
@@ -66,6 +69,18 @@ def test_text_has_the_same_facts(capsys) -> None:
             assert f"\n  {name} " in text
     assert "\non cpu: jcoll's runtime, all algorithms\n" in text
     assert "\non others: XLA's collectives\n" in text
+
+
+def test_settings_that_name_nothing(capsys, monkeypatch, tmp_path) -> None:
+    """Every call fails, or the file is ignored: whoever asks the doctor is to be told."""
+    settings = replace(table.config, algorithm="rnig", tuning_file=str(tmp_path / "none.json"))
+    for module in (config, mesh, table):
+        monkeypatch.setattr(module, "config", settings)
+    table.own.cache_clear()
+    found = json.loads(report(capsys, "--json"))["jcoll"]
+    table.own.cache_clear()
+    assert "JCOLL_ALGORITHM='rnig' in the environment is not an al" in found["algorithm"]["error"]
+    assert "none.json is ignored: No such file" in found["tuning file"]["error"]
 
 
 def test_a_machine_without_a_gpu(monkeypatch, capsys) -> None:

@@ -264,6 +264,13 @@ def test_exit_status_of_sys_exit(launch):
 # Being stopped
 
 
+def test_exit_status_of_which_the_system_keeps_nothing(launch):
+    """As without a launcher: 256 is 0."""
+    job = launch(*("-n", "2", "program.py"), program="sys.exit(256 * rank)")
+    assert job.end() == 0
+    assert "failed" not in "".join(job.err)
+
+
 def test_ctrl_c(launch):
     job = launch(
         *("-n", "2", "program.py"),

@@ -67,7 +67,7 @@ def hierarchical(
 ) -> Algorithm:
     """Two algorithms as one, inside and across hosts of num_local ranks; registry.register adds it.
 
-    inner, outer: their names (default "ring"; for all_to_all "pairwise").
+    inner, outer: their names (default "ring"; for all_to_all "pairwise"); registered before.
     num_local: default, for all numbers of ranks, the divisor nearest to the square root.
 
     `rounds` and `sent` are exact if inner and outer keep all ranks equally busy, else bounds.
@@ -75,9 +75,20 @@ def hierarchical(
     if op not in _PARTS:
         fix = f"One of {', '.join(_PARTS)}."
         raise ValueError(errors.text(f"hierarchical({op!r})", "no composition is known.", fix))
+    _check(op, inner, outer, num_local)
     default = "pairwise" if op == "all_to_all" else "ring"
     h = _Hierarchy(op, inner or default, outer or default, num_local)
     return Algorithm(name, op, h.build_fn(), h.chunks, h.rounds, h.sent, h.unsupported)
+
+
+def _check(op: str, inner: str | None, outer: str | None, num_local: int | None) -> None:
+    where = f"hierarchical({op!r})"
+    if num_local is not None and (not isinstance(num_local, int) or num_local < 1):
+        problem = f"num_local={num_local!r}; a whole number from 1 on is needed."
+        raise ValueError(errors.text(where, problem, "Pass the number of ranks of a host."))
+    for part, across, _ in _PARTS[op]:
+        if name := outer if across else inner:
+            get(part, name, where=where)
 
 
 @dataclass(frozen=True)
@@ -120,7 +131,7 @@ class _Hierarchy:
 
     def fine(self, n: int) -> int:
         """Into how many chunks a part's block must be cut, so that all parts can be done."""
-        return math.lcm(*(part.algorithm.chunks(part.num_ranks) for part in self.parts(n)))
+        return math.lcm(*(part.algorithm.num_chunks(part.num_ranks) for part in self.parts(n)))
 
     def chunks(self, n: int) -> int:
         if self.unsupported(n):
@@ -180,10 +191,10 @@ class _Levels:
             self.hosts.T if part.across else self.hosts,
             np.broadcast_to(first, (self.p.num_ranks, first.shape[-1])),
             block_chunks=block_chunks,
-            chunks_per_block=a.chunks(part.num_ranks),
+            chunks_per_block=a.num_chunks(part.num_ranks),
             algorithm=a.name,
         )
-        a.build(view)
+        a.write(view)
         view.finish_part()
 
     def of_hosts(self, start: int, block_chunks: int) -> Array:
@@ -250,9 +261,11 @@ def _all_to_all(v: _Levels) -> None:
 
 
 def nearest_to_sqrt(n: int) -> int | None:
-    """The divisor of n, other than 1 and n, that is nearest to its square root."""
-    divisors = [d for d in range(2, n) if n % d == 0]
-    return min(divisors, key=lambda d: abs(d - math.sqrt(n)), default=None)
+    """The divisor of n, other than 1 and n, that is nearest to its square root.
+
+    That is the largest one up to the root: n / d is as far above it or farther, as d is below.
+    """
+    return next((d for d in range(math.isqrt(n), 1, -1) if n % d == 0), None)
 
 
 for _op in _PARTS:

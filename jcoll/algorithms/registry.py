@@ -12,14 +12,16 @@ To add one:
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from jcoll import errors
 from jcoll.algorithms import kernels
+from jcoll.algorithms.authored import errors_of, told
 from jcoll.plan.builder import Builder
-from jcoll.plan.ir import Plan
+from jcoll.plan.ir import Plan, PlanError
 from jcoll.plan.ops import OPS
 
 # Exchanges of rows whose number is known at run time. Their algorithms are those of all_to_all that
@@ -66,8 +68,38 @@ class Algorithm:
         return self in _OURS
 
     def supports(self, num_ranks: int) -> str | None:
-        """None, or why not."""
-        return self.unsupported(num_ranks) if self.unsupported else None
+        """None, or why not. An answer that is none is a reason, too: others can still serve."""
+        if self.unsupported is None:
+            return None
+        try:
+            reason = self.unsupported(num_ranks)
+        except Exception as error:
+            return f"its function `unsupported` failed, {told(error, self.unsupported)}"
+        if reason is None or isinstance(reason, str):
+            return reason or None
+        return f"its function `unsupported` returned {reason!r}, neither None nor a text"
+
+    def num_chunks(self, num_ranks: int) -> int:
+        """`chunks` of num_ranks. PlanError if one of them is no whole number from 1 on."""
+        where = f"{self.name} {self.op} of {num_ranks} ranks"
+        if not _is_integer(num_ranks) or num_ranks < 1:
+            problem = f"num_ranks={num_ranks!r}; a whole number from 1 on is needed."
+            raise PlanError(f"{self.name} {self.op}: {problem}\n  Pass the number of ranks.")
+        with errors_of(self.chunks, where):
+            found = self.chunks(num_ranks)
+        if not _is_integer(found) or found < 1:
+            problem = f"chunks={found!r}; a whole number from 1 on is needed."
+            raise PlanError(f"{where}: {problem}\n  Let `chunks` be one, or return one.")
+        return operator.index(found)
+
+    def write(self, p: Builder) -> None:
+        """Has the plan written. PlanError for a number of ranks that it does not serve, and for
+        whatever goes wrong in it."""
+        where = f"{self.name} {self.op} of {p.num_ranks} ranks"
+        if reason := self.supports(p.num_ranks):
+            raise PlanError(f"{where}: {reason}.\n  Ask `supports` first.")
+        with errors_of(self.build, where):
+            self.build(p)
 
 
 _ALGORITHMS: dict[tuple[str, str], Algorithm] = {}
@@ -89,9 +121,11 @@ def algorithm(
 ) -> Callable[[BuildFn], BuildFn]:
     """Registers a function that builds plans; returns it unchanged. See Algorithm for the fields.
 
-    Raises ValueError for an op that has no plans and for a name that is taken.
+    Raises ValueError for an op that has no plans and for a name that is taken, TypeError for what
+    is not of the type that Algorithm says.
     """
     _check_names(name, op)
+    _check_types(name, op, chunks, rounds=rounds, sent=sent, unsupported=unsupported)
 
     def decorate(build: BuildFn) -> BuildFn:
         per_block = _constant(chunks)
@@ -118,12 +152,28 @@ def all_of_ours_are_there() -> None:
     _OURS.update(_ALGORITHMS.values())
 
 
+def _check_types(name: str, op: str, chunks: object, **functions: object) -> None:
+    if not callable(chunks) and not _is_integer(chunks):
+        problem = f"chunks={chunks!r} is neither a whole number nor a function."
+        fix = "Pass one, or a function of the number of ranks that returns one."
+        raise TypeError(errors.text(_where(name, op), problem, fix))
+    for field, value in functions.items():
+        if value is not None and not callable(value):
+            problem = f"{field}={value!r} is not a function."
+            fix = "Pass a function of the number of ranks, or leave it out."
+            raise TypeError(errors.text(_where(name, op), problem, fix))
+
+
+def _is_integer(value: object) -> bool:
+    return hasattr(value, "__index__") and not isinstance(value, bool)
+
+
 def _check_names(name: str, op: str) -> None:
-    if op not in OPS:
+    if not isinstance(op, str) or op not in OPS:
         fix = f"One of {', '.join(OPS)}."
         raise ValueError(errors.text(_where(name, op), "there is no such op.", fix))
     taken = (*RESERVED, *kernels.ONLY_ON_CUDA)
-    if name in taken or not name.isidentifier():
+    if name in taken or not isinstance(name, str) or not name.isidentifier():
         problem = f"the name {name!r} cannot be used."
         fix = f"A Python identifier other than {', '.join(taken)}."
         raise ValueError(errors.text(_where(name, op), problem, fix))
@@ -178,6 +228,10 @@ def get(op: str, name: str, num_ranks: int | None = None, *, where: str = "") ->
     found = {a.name: a for a in all_algorithms(op)}.get(name)
     where = where or op
     fix = f"Algorithms of {op}: {', '.join([*RESERVED, *names(op), *kernels.only_on_cuda(op)])}."
+    if found is None and name in RESERVED:
+        problem = f"algorithm={name!r} is no plan, which is asked for here."
+        fix = f"Plans of {op}: {', '.join(names(op)) or 'none'}."
+        raise ValueError(errors.text(where, problem, fix))
     if found is None:
         known = name in names() or name in kernels.ONLY_ON_CUDA
         problem = (
@@ -201,7 +255,7 @@ def builder_for(a: Algorithm, num_ranks: int, *, root: int = 0, **kwargs: object
         num_ranks,
         algorithm=a.name,
         root=root,
-        chunks_per_block=a.chunks(num_ranks),
+        chunks_per_block=a.num_chunks(num_ranks),
         **kwargs,  # type: ignore[arg-type]
     )
 
@@ -215,5 +269,5 @@ def plan_for(op: str, name: str, num_ranks: int, root: int = 0) -> Plan:
 def _built(a: Algorithm, num_ranks: int, root: int) -> Plan:
     """By algorithm, not by name: one may be defined anew while its old plan is being built."""
     builder = builder_for(a, num_ranks, root=root)
-    a.build(builder)
+    a.write(builder)
     return builder.finish()

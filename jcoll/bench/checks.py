@@ -6,12 +6,11 @@ import argparse
 import dataclasses
 import functools
 import importlib.util
-import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
-from jcoll.bench import catalog, sizes
+from jcoll.bench import catalog, rows, sizes
 from jcoll.bench.job import Job
 from jcoll.errors import UsageError
 
@@ -99,7 +98,7 @@ def _devices(args: argparse.Namespace) -> tuple[int, ...]:
 
 
 def _parse_count(text: str) -> int:
-    if not text.strip().isdecimal() or not 1 <= int(text) <= 1024:
+    if not 1 <= sizes.parse_count(text.strip()) <= 1024:
         raise ValueError(
             f"{text!r} is not a count; whole numbers from 1 to 1024, by commas, are needed: "
             "write 8 or 2,4,8"
@@ -185,7 +184,7 @@ def _check_outputs(args: argparse.Namespace) -> None:
     """Files that cannot be written must be known before the measuring, not after it."""
     for name in ("json", "markdown", "plot"):
         path: Path | None = getattr(args, name)
-        if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+        if path is not None and not rows.can_write(path):
             raise UsageError(
                 f"--{name} is {path}, which cannot be written; a file name in an existing, "
                 "writable directory is needed: create the directory, or name another"

@@ -67,7 +67,14 @@ def bandwidths(op: str, nbytes: int, num_ranks: int, seconds: float) -> tuple[fl
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write whole or not at all, so that an interrupted run never leaves half a file."""
+    """Write whole or not at all, so that an interrupted run never leaves half a file.
+
+    What is no file, as /dev/stdout may be, is written to; what a link names is replaced, not it.
+    """
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
+    path = path.resolve()
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -77,6 +84,17 @@ def write_text(path: Path, text: str) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def can_write(path: Path) -> bool:
+    """Whether write_text can. Tried, not asked: root may write anywhere, but not into /proc."""
+    try:
+        if path.exists() and not path.is_file():
+            return not path.is_dir() and os.access(path, os.W_OK)
+        with tempfile.NamedTemporaryFile(dir=path.resolve().parent, prefix=f".{path.name}."):
+            return True
+    except OSError:
+        return False
 
 
 def _umask() -> int:

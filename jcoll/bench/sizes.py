@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import re
 
+from jcoll.config import MAX_NBYTES
+
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-_PATTERN = re.compile(r"(\d+)([KMG]?)(?:I?B)?", re.IGNORECASE)
+_PATTERN = re.compile(r"(\d{1,15})([KMG]?)(?:I?B)?", re.IGNORECASE)
 
 
 def parse_size(text: str) -> int:
     """Bytes named by `text`: a whole number, optionally followed by K, M or G (and B or iB)."""
     match = _PATTERN.fullmatch(text.strip())
-    if match is None:
+    nbytes = int(match[1]) * _UNITS[match[2].upper()] if match else MAX_NBYTES + 1
+    if nbytes > MAX_NBYTES:
         raise ValueError(
             f"{text!r} is not a size; a whole number with an optional K, M or G is needed "
-            "(powers of 1024): write 512, 16K or 4M"
+            "(powers of 1024), at most 1024G: write 512, 16K or 4M"
         )
-    return int(match[1]) * _UNITS[match[2].upper()]
+    return nbytes
+
+
+def parse_count(text: str) -> int:
+    """The whole number in `text`; -1 for anything else, and for more digits than make sense."""
+    return int(text) if re.fullmatch(r"\d{1,15}", text) else -1
 
 
 def format_size(nbytes: int) -> str:

@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 import socket
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -116,6 +117,26 @@ def _shm_mib() -> int:
     from jcoll.config import config
 
     return config.shm_nbytes >> 20
+
+
+def _algorithm() -> str:
+    from jcoll.comm.group import Groups
+    from jcoll.comm.mesh import configured_algorithm
+    from jcoll.config import config
+
+    configured_algorithm("all_reduce", Groups(1))  # Every call that is auto fails where this does.
+    return config.algorithm
+
+
+def _tuning_file() -> str | None:
+    from jcoll.tuning import table
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        own = table.own("cpu")
+    if told:
+        raise ValueError(str(told[0].message))
+    return str(table.own_path()) if own else None
 
 
 def _settings() -> dict[str, str]:
@@ -242,6 +263,8 @@ PROBES: dict[str, dict[str, Probe]] = {
         "CPU runtime": _isa,
         "host id": _host_id,
         "shared MiB": _shm_mib,
+        "algorithm": _algorithm,
+        "tuning file": _tuning_file,
         "settings": _settings,
     },
     "jax": {

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
 import re
 import sys
 import traceback
 from pathlib import Path
 
 from jcoll.algorithms import registry
-from jcoll.bench import sizes
+from jcoll.bench import rows, sizes
 from jcoll.errors import UsageError, ranges
 from jcoll.plan.builder import Batch
 from jcoll.plan.ir import Plan
@@ -32,8 +31,8 @@ def load_module(path: Path | None) -> None:
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
-        where = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+    except (Exception, SystemExit) as error:
+        where = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == spec.origin]
         line = f":{where[-1].lineno}" if where else ""
         raise UsageError(f"--module: {path}{line}: {type(error).__name__}: {error}") from None
 
@@ -46,11 +45,12 @@ def op(text: str) -> str:
 
 def count(flag: str, text: str) -> int:
     """One number of ranks."""
-    if not text.isdecimal() or not 1 <= int(text) <= MAX_RANKS:
+    number = sizes.parse_count(text)
+    if not 1 <= number <= MAX_RANKS:
         raise UsageError(
             f"{flag} is {text!r}; a number of ranks from 1 to {MAX_RANKS} is needed: write 8"
         )
-    return int(text)
+    return number
 
 
 def counts(flag: str, text: str) -> list[int]:
@@ -72,9 +72,10 @@ def spell_counts(numbers: list[int]) -> str:
 
 
 def rank(flag: str, text: str, num_ranks: int) -> int:
-    if not text.isdecimal() or int(text) >= num_ranks:
+    number = sizes.parse_count(text)
+    if not 0 <= number < num_ranks:
         raise UsageError(f"{flag} is {text!r}; a rank from 0 to {num_ranks - 1} is needed")
-    return int(text)
+    return number
 
 
 def algorithm(op_name: str, name: str, num_ranks: int | None = None) -> registry.Algorithm:
@@ -98,7 +99,7 @@ def plan(args: argparse.Namespace) -> Plan:
 
 def build(chosen: registry.Algorithm, num_ranks: int, root: int) -> Plan:
     builder = registry.builder_for(chosen, num_ranks, root=root)
-    chosen.build(builder)
+    chosen.write(builder)
     return builder.finish()
 
 
@@ -115,7 +116,7 @@ def check_size(chosen: registry.Algorithm, num_ranks: int, root: int) -> None:
                 f"{MAX_STEPS:,} steps, which are not kept: lower it (`simulate` has no such limit)"
             )
 
-    chosen.build(registry.builder_for(chosen, num_ranks, root=root, on_batch=count_steps))
+    chosen.write(registry.builder_for(chosen, num_ranks, root=root, on_batch=count_steps))
 
 
 def size_sweep(args: argparse.Namespace) -> list[int]:
@@ -142,7 +143,7 @@ def check_output(flag: str, path: Path, suffixes: tuple[str, ...]) -> None:
     if path.suffix not in suffixes:
         given = re.sub(r"^$", "no suffix", path.suffix)
         raise UsageError(f"{flag} is {path}, with {given}; one of {', '.join(suffixes)} is needed")
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
+    if not rows.can_write(path):
         raise UsageError(
             f"{flag} is {path}, which cannot be written; a file name in an existing, writable "
             "directory is needed: create the directory, or name another"

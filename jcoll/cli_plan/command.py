@@ -77,6 +77,11 @@ def run(args: argparse.Namespace) -> int:
     except UsageError as error:
         args.fail(str(error))
         raise  # `fail` does not return.
+    except MemoryError as error:
+        args.fail(
+            f"-n/--ranks is {args.ranks}; more memory than there is would be needed: lower it"
+        )
+        raise error  # `fail` does not return.
     except PlanError as error:  # Of an algorithm that cannot build, or a plan that hangs.
         print(error, file=sys.stderr)
         return 1

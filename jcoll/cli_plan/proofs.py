@@ -121,6 +121,8 @@ def _line(result: _Result) -> str:
 
 
 def _summary(num_plans: int, failures: list[str]) -> str:
+    if num_plans == 0:
+        return "No plan was proved: these numbers of ranks are not served."
     if not failures:
         return f"{num_plans} plans, all proved."
     return "\n".join([f"{num_plans} plans; wrong, for each number of ranks:", *failures])

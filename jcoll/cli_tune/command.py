@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
-import os
 import sys
 import time
 import warnings
@@ -103,7 +103,7 @@ def make_runs(args: argparse.Namespace) -> list[runs.Run]:
 def _counts(flag: str, text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")] if text else []
     for part in parts:
-        if not part.isdecimal() or not 2 <= int(part) <= 256:
+        if not 2 <= sizes.parse_count(part) <= 256:
             raise UsageError(f"{flag} has {part!r}; numbers from 2 to 256 are needed: write 2,4")
     return list(dict.fromkeys(map(int, parts)))
 
@@ -126,13 +126,10 @@ def output_path(given: Path | None) -> Path:
     path = given or table.own_path(DEVICE_KIND)
     if given is None and str(path) == "none":
         raise UsageError("JCOLL_TUNING_FILE is none, so no file would be read: unset it, or use -o")
-    try:
-        if given is None:
+    if given is None:
+        with contextlib.suppress(OSError):  # can_write finds it.
             path.parent.mkdir(parents=True, exist_ok=True)
-        writable = path.parent.is_dir() and os.access(path.parent, os.W_OK) and not path.is_dir()
-    except OSError:
-        writable = False
-    if not writable:
+    if not rows.can_write(path):
         raise UsageError(f"-o/--output: {path} cannot be written; a file name is needed: use -o")
     return path
 

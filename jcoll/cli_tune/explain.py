@@ -15,7 +15,7 @@ from jcoll.comm.mesh import configured_algorithm
 from jcoll.errors import UsageError
 from jcoll.explain import candidate_lines
 from jcoll.ops import _hierarchical, _selection
-from jcoll.ops._reductions import REDUCE_OPS
+from jcoll.ops._reductions import REDUCE_OPS, check_dtype
 from jcoll.runtime import world
 from jcoll.tuning.candidates import PLACEMENTS, Request
 from jcoll.tuning.select import automatic, priced
@@ -47,7 +47,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--mesh", required=True, metavar="AXES", help="the mesh: name=size, by commas")
     add("--axis", metavar="NAMES", help="the collective's axes, by commas (default: all)")
     add("--dtype", default="float32", metavar="NAME", help="numpy's name (default float32)")
-    add("--op", dest="redop", default="sum", metavar="REDOP", help=" ".join(REDUCE_OPS))
+    help_text = f"of ops that reduce: {' '.join(REDUCE_OPS)} (default sum)"
+    add("--op", dest="redop", metavar="REDOP", help=help_text)
     add("--processes", type=int, default=1, metavar="N", help="that the mesh is over (default 1)")
     add("--hosts", type=int, default=1, metavar="K", help="that these are on (default 1)")
 
@@ -55,9 +56,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     try:
         request = make_request(args)
-    except ValueError as error:  # UsageError is one.
+        configured = configured_algorithm(request.op, Groups(request.num_ranks))
+    except (ValueError, TypeError) as error:  # UsageError is a ValueError.
         args.fail(str(error))
-    configured = configured_algorithm(request.op, Groups(request.num_ranks))
     algorithm, reason = automatic(request, configured)
     size = sizes.format_size(request.nbytes)
     where = PLACEMENTS[request.placement]
@@ -70,9 +71,8 @@ def run(args: argparse.Namespace) -> int:
 def make_request(args: argparse.Namespace) -> Request:
     if args.op not in CATALOG:
         raise UsageError(f"OP is {args.op!r}; needed is one of {', '.join(CATALOG)}")
-    if args.redop not in REDUCE_OPS:
-        raise UsageError(f"--op is {args.redop!r}; needed is one of {', '.join(REDUCE_OPS)}")
     dtype = parse_dtype(args.dtype)
+    redop = _redop(args, dtype)
     mesh = _mesh(args.mesh)
     axes = _axes(args.axis, mesh)
     num_ranks = math.prod(mesh[axis] for axis in axes)
@@ -80,7 +80,7 @@ def make_request(args: argparse.Namespace) -> Request:
     obstacle = None
     if where.host_of is not None:
         obstacle = _hierarchical.obstacle(args.op, where.host_of, num_ranks, Groups(num_ranks))
-    reduces = CATALOG[args.op].reduces and args.redop in ("sum", "mean", "prod")
+    reduces = redop in ("sum", "mean", "prod")
     return Request(
         op=args.op,
         sizes=(num_ranks,),
@@ -88,10 +88,23 @@ def make_request(args: argparse.Namespace) -> Request:
         placement=_selection.placement_of(where),
         obstacle=obstacle,
         is_narrow=reduces and kind(dtype) == "float" and dtype.itemsize == 2,
-        is_mean=args.redop == "mean",
+        is_mean=redop == "mean",
         # As world.has_same_tuning says: who is within one process has not asked the others.
         use_own=args.processes == 1 or where != world.Placement(),
     )
+
+
+def _redop(args: argparse.Namespace, dtype: np.dtype) -> str | None:
+    """The reduction, as the op would take it; None for ops without."""
+    if not CATALOG[args.op].reduces:
+        if args.redop is not None:
+            raise UsageError(f"--op is {args.redop!r}; {args.op} does not reduce: leave it out")
+        return None
+    redop = args.redop or "sum"
+    if redop not in REDUCE_OPS:
+        raise UsageError(f"--op is {redop!r}; needed is one of {', '.join(REDUCE_OPS)}")
+    check_dtype(args.op, redop, dtype)
+    return redop
 
 
 def _mesh(text: str) -> dict[str, int]:
@@ -107,6 +120,8 @@ def _axes(text: str | None, mesh: dict[str, int]) -> list[str]:
     axes = [name.strip() for name in text.split(",")] if text else list(mesh)
     if wrong := [name for name in axes if name not in mesh]:
         raise UsageError(f"--axis has {wrong[0]!r}; needed are some of {', '.join(mesh)}")
+    if len(set(axes)) < len(axes):
+        raise UsageError(f"--axis is {text!r}; every axis is needed once: leave out the second")
     return axes
 
 

@@ -106,7 +106,7 @@ def _next_row(
 ) -> dict[str, Any]:
     while True:
         try:
-            line = lines.get(timeout=timeout_s)
+            line = lines.get(timeout=min(timeout_s, spawn.MAX_WAIT_S))
         except queue.Empty:
             raise RunFailed(f"no result within {timeout_s:g} s (--timeout)") from None
         if line is None:

@@ -89,7 +89,8 @@ def make_call(
 def _check_algorithm(where: str, op: str, name: Any, groups: Groups) -> None:
     if not isinstance(name, str):
         problem = f"algorithm={name!r} is not a name."
-        raise TypeError(errors.text(where, problem, "Pass a str; jcoll.algorithms lists them."))
+        names = [*RESERVED, *registry.names(op), *kernels.only_on_cuda(op)]
+        raise TypeError(errors.text(where, problem, f"Pass a str, one of {', '.join(names)}."))
     if name == "hierarchical" and op in HIERARCHICAL_OPS and name not in registry.names(op):
         return  # Not a plan: whether the ranks are on several hosts is known when it is lowered.
     if name not in RESERVED and name not in kernels.only_on_cuda(op):
@@ -111,10 +112,13 @@ def configured_algorithm(op: str, groups: Groups) -> str:
     name = config.algorithm
     if name in RESERVED:
         return name
-    if name not in registry.names():
+    known = [*RESERVED, *registry.names(), *kernels.ONLY_ON_CUDA]
+    if name not in known:
         problem = f"JCOLL_ALGORITHM={name!r} in the environment is not an algorithm."
-        fix = f"Use one of {', '.join([*RESERVED, *registry.names()])}, or unset it."
+        fix = f"Use one of {', '.join(known)}, or unset it."
         raise ValueError(errors.text("config", problem, fix))
+    if name in kernels.only_on_cuda(op):  # Whether the platform has it, `automatic` asks.
+        return name
     served = all(name in registry.supporting(op, size) for size in groups.sizes)
     return name if served else "auto"
 

@@ -132,8 +132,9 @@ def main() -> None:
         join(about, failure)
         run(about["is_module"])
     except SystemExit as error:
-        if error.code is not None and error.code != 0:
-            failure.tell(error.code & 255 if isinstance(error.code, int) else 1)
+        code = 0 if error.code is None else error.code
+        if status := code & 255 if isinstance(code, int) else 1:  # 256 is 0, as the system has it.
+            failure.tell(status)
         raise
     except BaseException as error:
         status = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1

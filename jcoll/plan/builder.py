@@ -24,12 +24,13 @@ from typing import Any
 import numpy as np
 
 from jcoll.plan.ir import NO_PEER, Buffer, Kind, Plan, PlanError, Step
-from jcoll.plan.ops import NONE, OPS
+from jcoll.plan.ops import NONE, OPS, BlockMap
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Ints = int | Array
 
 _NOWHERE = 255  # A work chunk without a value.
+_RANKS_AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,13 @@ class Builder:
         chunks_per_block: int = 1,
         on_batch: Callable[[Batch], None] | None = None,
     ) -> None:
+        if op not in OPS:
+            raise PlanError(f"{algorithm} {op}: there is no such op.\n  One of {', '.join(OPS)}.")
+        if not 0 <= root < num_ranks:
+            raise PlanError(
+                f"{algorithm} {op}: root={root} is not a rank of {num_ranks}.\n"
+                f"  Pass one from 0 to {num_ranks - 1}."
+            )
         self.spec = OPS[op]
         self.op, self.algorithm = op, algorithm
         self.num_ranks, self.root = num_ranks, root
@@ -82,13 +90,14 @@ class Builder:
         self._emit = on_batch or self._batches.append
         self._round: Array | None = None  # Within at_once, bool[src, dst]: what has been sent.
         self._round_begun = False
-        blocks = np.arange(self.num_chunks) // chunks_per_block
-        inputs = self.spec.input_block(self.ranks[:, None], blocks[None, :], num_ranks, root)
-        self._where = np.where(inputs == NONE, _NOWHERE, Buffer.INPUT).astype(np.uint8)
+        self._where = np.full((num_ranks, self.num_chunks), _NOWHERE, np.uint8)
+        for some, is_input in self._has_block(self.spec.input_block):
+            self._where[some][is_input] = Buffer.INPUT
 
     def scratch(self, count: int = 1) -> int:
         """The first of `count` new work chunks, without a value, on every rank."""
         first = self._where.shape[1]
+        self._check_count(count)
         new = np.full((self.num_ranks, count), _NOWHERE, np.uint8)
         self._where = np.concatenate([self._where, new], axis=1)
         return first
@@ -133,11 +142,37 @@ class Builder:
         """The arguments of send, all given, of one length, and checked."""
         to = chunk if to is None else to
         into = to if into is None else into
-        arrays = np.broadcast_arrays(*map(np.atleast_1d, (src, dst, chunk, to, into, count)))
+        named = {"src": src, "dst": dst, "chunk": chunk, "to": to, "into": into, "count": count}
+        each = [self._integers(name, value) for name, value in named.items()]
+        try:
+            arrays = np.broadcast_arrays(*each)
+        except ValueError:
+            sizes = ", ".join(f"{len(a)} of {name}" for name, a in zip(named, each, strict=True))
+            raise PlanError(
+                f"{self.algorithm} {self.op}: {sizes} in one send().\n"
+                "  All arguments must be of one length, or of length 1."
+            ) from None
         src_, dst_, chunk_, to_, into_, count_ = (a.astype(np.int64) for a in arrays)
         if src_.size:
             self._check(src_, dst_, (chunk_, to_, into_), count_)
         return src_, dst_, chunk_, to_, into_, count_
+
+    def _integers(self, name: str, value: Ints) -> Array:
+        array = np.atleast_1d(value)
+        if array.ndim > 1 or (array.size and array.dtype.kind not in "iu"):
+            raise PlanError(
+                f"{self.algorithm} {self.op}: {name}={value!r} of send(); a whole number, or a "
+                "one-dimensional array of them, is needed.\n"
+                "  Divide by //; of a mask take np.flatnonzero."
+            )
+        return array
+
+    def _check_count(self, count: int) -> None:
+        if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 0:
+            raise PlanError(
+                f"{self.algorithm} {self.op}: scratch({count!r}); a whole number from 0 on is "
+                "needed.\n  Divide by //."
+            )
 
     def copy(self, rank: Ints, chunk: Ints, to: Ints, *, count: Ints = 1) -> None:
         """Copies work chunks within a rank."""
@@ -152,6 +187,11 @@ class Builder:
         second message to a peer waits until the first is taken, which the peer, sending too, has
         not come to.
         """
+        if self._round is not None:
+            raise PlanError(
+                f"{self.algorithm} {self.op}: at_once() within at_once().\n"
+                "  One round is one at_once(): leave out the inner one, or end the outer first."
+            )
         self._round = np.zeros((self.num_ranks, self.num_ranks), bool)
         self._round_begun = False
         try:
@@ -192,15 +232,13 @@ class Builder:
 
     def finish(self) -> Plan:
         """Copies to OUTPUT what is not there yet, and returns the plan."""
-        blocks = np.arange(self.num_chunks) // self.chunks_per_block
-        outputs = self.spec.output_block(
-            self.ranks[:, None], blocks[None, :], self.num_ranks, self.root
-        )
-        where = self._where[:, : self.num_chunks]
-        late = (outputs != NONE) & (where != Buffer.OUTPUT) & (where != _NOWHERE)
+        late = self._where[:, : self.num_chunks].copy()
+        late[late == Buffer.OUTPUT] = _NOWHERE
+        for some, is_output in self._has_block(self.spec.output_block):
+            late[some][~is_output] = _NOWHERE
         if self.spec.two_sided:
             self._copy_own_block()
-        self._bring_all_home(np.where(late, where, _NOWHERE))
+        self._bring_all_home(late)
         steps, num_scratch = _pack_scratch(_steps(self._batches))
         return Plan(
             op=self.op,
@@ -211,6 +249,17 @@ class Builder:
             num_scratch=num_scratch,
             steps=steps,
         )
+
+    def _has_block(self, block_map: BlockMap) -> Iterator[tuple[slice, Array]]:
+        """(ranks, bool[ranks, work chunks]: whether the map has a block for them).
+
+        Some ranks at a time: all numbers of blocks of 65,536 ranks are 32 GiB.
+        """
+        blocks = np.arange(self.num_chunks)[None, :] // self.chunks_per_block
+        for first in range(0, self.num_ranks, _RANKS_AT_ONCE):
+            some = slice(first, first + _RANKS_AT_ONCE)
+            ranks = self.ranks[some, None]
+            yield some, block_map(ranks, blocks, self.num_ranks, self.root) != NONE
 
     def is_written(self, rank: Array, chunk: Ints) -> Array:
         """Whether work chunks have a value."""

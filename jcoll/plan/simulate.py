@@ -29,7 +29,6 @@ Its limits:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -48,10 +47,8 @@ class Algorithm(Protocol):
     def name(self) -> str: ...
     @property
     def op(self) -> str: ...
-    @property
-    def build(self) -> Callable[[Builder], None]: ...
-    @property
-    def chunks(self) -> Callable[[int], int]: ...
+    def write(self, p: Builder, /) -> None: ...
+    def num_chunks(self, num_ranks: int, /) -> int: ...
 
 
 def simulate(
@@ -62,8 +59,11 @@ def simulate(
     nbytes: of the array (all_reduce, broadcast, reduce) or of all num_ranks blocks (the others: the
     larger of a rank's input and output), as in the benchmark and in Algorithm.sent.
     """
+    sizes = np.asarray(nbytes, np.int64)
+    if (sizes < 0).any():
+        raise ValueError(f"simulate: nbytes={nbytes!r}.\n  Pass sizes in bytes, 0 or more.")
     state: list[Simulation] = []
-    chunks = algorithm.chunks(num_ranks)
+    chunks = algorithm.num_chunks(num_ranks)
     builder = Builder(
         algorithm.op,
         num_ranks,
@@ -73,10 +73,10 @@ def simulate(
         on_batch=lambda batch: state[0].step(batch),
     )
     has_blocks = builder.spec.in_per_rank or builder.spec.out_per_rank
-    block = _ceil_div(np.asarray(nbytes, np.int64), num_ranks if has_blocks else 1)
+    block = _ceil_div(sizes, num_ranks if has_blocks else 1)
     chunk_bytes, which = np.unique(_ceil_div(block, chunks), return_inverse=True)
     state.append(Simulation(num_ranks, chunk_bytes, topology))
-    algorithm.build(builder)
+    algorithm.write(builder)
     builder.finish()
     return state[0].times()[which]
 

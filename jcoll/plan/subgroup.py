@@ -59,6 +59,7 @@ class Subgroups(Builder):
         self._first: Array = (first[:, :, None] + parts).reshape(shape)
 
     def scratch(self, count: int = 1) -> int:
+        self._check_count(count)
         new = self.parent.scratch(count * self._scale) + np.arange(count) * self._scale
         here = self._first.shape[1]
         rows = np.broadcast_to(new, (self.parent.num_ranks, count))

@@ -8,7 +8,6 @@ from the number of ranks. PRESETS are below; topology_file.py reads one's own.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,9 @@ import numpy as np
 Array = np.ndarray[Any, np.dtype[Any]]
 
 ALL = "all"
+
+_MOST = 1 << 40
+"""Of ranks and of seconds: more is a mistake, and what is made of it would overflow."""
 
 
 class TopologyError(ValueError):
@@ -117,13 +119,19 @@ def _problems(topology: Topology) -> Iterator[_Problem]:
 
 def _not_seconds(value: Any) -> str:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if is_number and math.isfinite(value) and value >= 0:
+    if is_number and 0 <= value <= _MOST:
         return ""
-    return f"a number of seconds, 0 or more, is needed, not {value!r}."
+    return f"a number of seconds, 0 or more (at most {_MOST}), is needed, not {_shown(value)}."
+
+
+def _shown(value: Any) -> str:
+    """Python refuses to spell integers of thousands of digits."""
+    is_long = isinstance(value, int) and value.bit_length() > 80
+    return f"a number of {value.bit_length()} bits" if is_long else repr(value)
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MOST
 
 
 def _wrong_ranks(ranks: Any, inner: Any, is_last: bool) -> str:
@@ -134,7 +142,7 @@ def _wrong_ranks(ranks: Any, inner: Any, is_last: bool) -> str:
     else:
         ok = ranks % inner == 0
         needed = f"a multiple of the {inner} ranks of the link class before is needed"
-    return "" if ok else f"{needed}, not {ranks!r}."
+    return "" if ok else f"{needed}, not {_shown(ranks)}."
 
 
 def _wrong_port(link: Link) -> str:
@@ -142,7 +150,7 @@ def _wrong_port(link: Link) -> str:
     if given == ALL:
         return ""
     if not isinstance(given, int) or not _is_count(given):
-        return f'a whole number of ranks, or "{ALL}", is needed, not {given!r}.'
+        return f'a whole number of ranks, or "{ALL}", is needed, not {_shown(given)}.'
     if isinstance(link.ranks, int) and link.ranks % given:
         return f"a divisor of ranks = {link.ranks} is needed, not {given}."
     return ""

@@ -43,7 +43,7 @@ def get(name: str | Path) -> Topology:
 def load(path: str | Path) -> Topology:
     """The topology in a .toml file or, with any other suffix, a JSON file. Raises TopologyError."""
     path = Path(path)
-    text = path.read_text(encoding="utf-8", errors="replace")
+    text = path.read_text(encoding="utf-8-sig", errors="replace")
     try:
         data = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except json.JSONDecodeError as error:
@@ -52,6 +52,8 @@ def load(path: str | Path) -> Topology:
         line = re.search(r"line (\d+)", str(error))
         where = f"{path}:{line[1]}" if line else str(path)
         raise TopologyError(where, f"not TOML: {error}.") from None
+    except (ValueError, RecursionError) as error:  # A number too long to read; too many brackets.
+        raise TopologyError(str(path), f"cannot be read: {error}.") from None
     try:
         return _topology(data, path.stem)
     except TopologyError as error:

@@ -13,6 +13,8 @@ import functools
 import numpy as np
 
 from jcoll.algorithms import registry
+from jcoll.algorithms.authored import errors_of
+from jcoll.plan.ir import PlanError
 from jcoll.plan.simulate import simulate
 from jcoll.plan.topology import CPU_HOST
 from jcoll.tuning.candidates import CPU, HOSTS, NOWHERE, PROCESS
@@ -42,11 +44,21 @@ def _plan(op: str, name: str, num_ranks: int, nbytes: int) -> float | None:
     if name not in registry.names(op):
         return None
     a = registry.get(op, name)
-    if num_ranks <= MAX_SIMULATED_RANKS:
-        return float(simulate(a, num_ranks, np.array([nbytes]), CPU_HOST)[0]) * 1e6
+    if a.supports(num_ranks) is not None:
+        return None
+    try:
+        if num_ranks <= MAX_SIMULATED_RANKS:
+            return float(simulate(a, num_ranks, np.array([nbytes]), CPU_HOST)[0]) * 1e6
+        return _by_formulas(a, num_ranks, nbytes)
+    except PlanError:  # Its author's mistake, which is told whoever names it.
+        return None
+
+
+def _by_formulas(a: registry.Algorithm, num_ranks: int, nbytes: int) -> float | None:
     if a.rounds is None or a.sent is None:
         return None
-    return _formula(a.rounds(num_ranks), num_ranks * a.sent(num_ranks) * nbytes)
+    with errors_of(a.rounds, a.name):
+        return _formula(a.rounds(num_ranks), num_ranks * a.sent(num_ranks) * nbytes)
 
 
 def _direct(op: str, num_ranks: int, nbytes: int, placement: str) -> float | None:

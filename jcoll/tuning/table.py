@@ -33,6 +33,9 @@ VERSION = 1
 MEASURED, ESTIMATED = "measured", "estimated"
 SHIPPED = Path(__file__).with_name("tables")
 
+MAX_RANKS = 1 << 20
+"""Of a row: more than this are a mistake, and the model would take for ever to scale them."""
+
 Point = tuple[int, float]  # (nbytes, microseconds)
 
 
@@ -151,7 +154,7 @@ def _is_count(value: Any) -> bool:
 _FIELDS = {
     "placement": lambda value: isinstance(value, str) and value in PLACEMENTS,
     "op": lambda value: isinstance(value, str),
-    "num_ranks": _is_count,
+    "num_ranks": lambda value: _is_count(value) and value <= MAX_RANKS,
     "nbytes": _is_count,
     "us": lambda value: (
         isinstance(value, dict) and bool(value) and all(map(_is_number, value.values()))

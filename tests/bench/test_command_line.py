@@ -47,10 +47,17 @@ def test_parse_size_units():
     assert (sizes.parse_size("16M"), sizes.parse_size("2G")) == (2**24, 2**31)
 
 
-@pytest.mark.parametrize("text", ["", "K", "1T", "-1", "1.5K", "1 K", "0x10", "1e3"])
+@pytest.mark.parametrize(
+    "text", ["", "K", "1T", "-1", "1.5K", "1 K", "0x10", "1e3", "1025G", "9" * 5000]
+)
 def test_parse_size_refuses(text):
     with pytest.raises(ValueError, match="is not a size"):
         sizes.parse_size(text)
+
+
+def test_parse_count():
+    texts = ("8", "", "-1", "²", "1.0", "9" * 5000)
+    assert [sizes.parse_count(text) for text in texts] == [8, *[-1] * 5]
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 1020, 1024, 1536, 2**20, 3 * 2**20, 2**30])
@@ -143,6 +150,7 @@ BAD = [
     (["all_reduce", "--seconds", "nan"], "more than 0 seconds"),
     (["gather", "--chain", "2"], "--chain is given with gather"),
     (["all_reduce", "--json", "/no/such/folder/f.json"], "cannot be written"),
+    (["all_reduce", "--json", "/proc/f.json"], "cannot be written"),
 ]
 
 

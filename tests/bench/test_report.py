@@ -83,6 +83,21 @@ def test_json_is_a_list_of_rows(tmp_path):
     assert os.listdir(tmp_path) == ["f.json"]
 
 
+def test_links_and_pipes_are_written_to_not_replaced(tmp_path):
+    (tmp_path / "link").symlink_to("file")
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    for name in ("link", "pipe"):
+        assert rows.can_write(tmp_path / name)
+        rows.write_text(tmp_path / name, "text")
+    assert os.read(reader, 10) == b"text"
+    os.close(reader)
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_text() == "text"
+    assert sorted(os.listdir(tmp_path)) == ["file", "link", "pipe"]
+    for no_file in (tmp_path, tmp_path / "none" / "f", tmp_path / "file" / "f"):
+        assert not rows.can_write(no_file)
+
+
 def test_failed_rows():
     assert not ROW.failed
     assert changed(wrong=1).failed

@@ -15,6 +15,7 @@ import rank
 from jax import lax
 
 import jcoll
+from jcoll.plan.builder import Builder
 
 ODD = 1
 
@@ -75,6 +76,27 @@ def algorithm() -> Any:
 
     def others(v: Any) -> Any:
         return jcoll.all_reduce(v, "x", algorithm="tree")
+
+    return odd, others
+
+
+def plan() -> Any:
+    """Algorithms of one name, of which each is right by itself: their messages do not fit."""
+    center = int(rank.ME == ODD)
+
+    @jcoll.algorithms.algorithm("own_star", op="all_reduce")
+    def own_star(p: Builder) -> None:
+        leaves = [r for r in range(p.num_ranks) if r != center]
+        for leaf in leaves:
+            p.send(leaf, center, reduce=True)
+        for leaf in leaves:
+            p.send(center, leaf)
+
+    def odd(v: Any) -> Any:
+        return jcoll.all_reduce(v, "x", algorithm="own_star")
+
+    def others(v: Any) -> Any:
+        return jcoll.all_reduce(v, "x", algorithm="own_star")
 
     return odd, others
 
@@ -171,7 +193,7 @@ def different_program() -> Any:
     return one_program, another_program
 
 
-AT_ONE_PLACE = [reduction, op, dtype, shape, root, algorithm, groups, order]
+AT_ONE_PLACE = [reduction, op, dtype, shape, root, algorithm, plan, groups, order]
 # The first is the first call of all.
 CASES: list[Callable[[], Any]] = [
     *AT_ONE_PLACE, *map(inside, AT_ONE_PLACE), branch, one_more, iterations, different_program,

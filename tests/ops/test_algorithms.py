@@ -113,3 +113,16 @@ def test_rows_do_not_follow_a_plan_that_relays() -> None:
 
     with pytest.raises(Exception, match=r"(?s)mine all_to_all of 4 ranks: rank 0, .*ragged=True"):
         spmd(fn, mesh)(*put(mesh, [np.ones((4, 4), np.float32), counts]))
+
+
+def test_a_plan_that_cannot_be_had_is_told_with_the_call() -> None:
+    @registry.algorithm("half_written", op="broadcast")
+    def half_written(p):
+        p.send(p.root, (p.root + 1) % p.num_ranks)
+
+    mesh = mesh_of(4)
+    where = r"jcoll\.broadcast over axis 'x' \(float32\[1\], half_written\) called at \S+\.py:\d+: "
+    with pytest.raises(Exception, match=f"(?s){where}.*half_written broadcast of 4 ranks: rank 2"):
+        spmd(lambda x: jcoll.broadcast(x, "x", algorithm="half_written"), mesh)(
+            put(mesh, np.ones((4, 1), np.float32))
+        )

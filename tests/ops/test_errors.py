@@ -154,6 +154,11 @@ BAD: dict[str, tuple[Callable, type[Exception], list[str]]] = {
         TypeError,
         ["op is a traced value"],
     ),
+    "algorithm that is no name": (
+        lambda x: jcoll.all_gather(x, "x", algorithm=None),
+        TypeError,
+        ["algorithm=None is not a name", "Pass a str, one of auto, direct, xla, bruck,"],
+    ),
     "traced algorithm": (
         lambda x: jcoll.all_gather(x, "x", algorithm=x[0, 0]),
         TypeError,
@@ -461,3 +466,11 @@ def test_environment() -> None:
         with pytest.raises(ValueError, match=name):
             Config.from_environment({name: value})
     assert Config.from_environment({"JCOLL_NUM_THREADS": "9999"}).num_threads == MAX_THREADS
+
+
+@pytest.mark.parametrize("name", ["JCOLL_SHM_SIZE", "JCOLL_PEER_READS", "JCOLL_TIMEOUT"])
+def test_what_an_environment_error_proposes_is_accepted(name) -> None:
+    with pytest.raises(ValueError, match=r"Set it to one, e\.g\. ") as error:
+        Config.from_environment({name: "256M"})
+    proposed = str(error.value).partition(f"e.g. {name}=")[2].partition(",")[0]
+    assert Config.from_environment({name: proposed}) == Config()

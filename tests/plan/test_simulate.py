@@ -1,7 +1,6 @@
 """The simulation: against closed formulas, and against the model written out for one message."""
 
 import resource
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ SIZES = 2 ** np.arange(10, 30)
 
 
 def algorithm(op, build, chunks=1):
-    return SimpleNamespace(name="mine", op=op, build=build, chunks=lambda n: chunks)
+    return registry.Algorithm("mine", op, build, lambda n: chunks)
 
 
 def times(op, build, num_ranks, nbytes, topology, chunks=1, **kwargs):

@@ -69,6 +69,10 @@ def test_the_name_is_the_files_by_default(tmp_path):
         ("alpha = 4e-6", "alpha = true", 13, "links[1].alpha: a number of seconds"),
         ("gap = 5e-7", "gap = inf", 16, "links[1].gap: a number of seconds"),
         ("gamma = 1e-12", "gamma = []", 3, "gamma: a number of seconds"),
+        ("beta = 8e-11", "beta = 1e300", 14, "(at most 1099511627776), is needed, not 1e+300"),
+        ("gap = 5e-7", f"gap = 1{'0' * 400}", 16, "is needed, not a number of 1329 bits"),
+        ("ranks = 8", f"ranks = 8{'0' * 30}", 7, "links[0].ranks: a whole number is needed"),
+        ("ranks_per_port = 8", f"ranks_per_port = 8{'0' * 30}", 15, "a whole number of ranks"),
         ("ranks = 8", "ranks = 0", 7, "links[0].ranks: a whole number is needed"),
         ("ranks = 8", "ranks = 2.5", 7, "links[0].ranks: a whole number is needed"),
         ("ranks = 8\n", "", 6, "links[0].ranks: a whole number is needed in all link classes but"),
@@ -120,6 +124,16 @@ def test_wrong_json(tmp_path, change, field, indent):
 )
 def test_no_topology_at_all(tmp_path, text, needed):
     assert needed in error_of(written(tmp_path, text, "mine.json"))
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, f'{{"gamma": 1{"0" * 5000}}}'])
+def test_what_cannot_be_read(tmp_path, text):
+    path = written(tmp_path, text, "mine.json")
+    assert error_of(path).startswith(f"{path}: cannot be read: ")
+
+
+def test_a_byte_order_mark_is_no_mistake(tmp_path):
+    assert load(written(tmp_path, f"\ufeff{GOOD}")) == load(written(tmp_path, GOOD))
 
 
 def test_no_line_is_better_than_a_wrong_one(tmp_path):

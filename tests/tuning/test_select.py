@@ -201,3 +201,13 @@ def test_shipped_costs_are_no_worse_than_the_fixed_rule(op, num_ranks, placement
         assert us[select(request).algorithm] <= us["two_shot" if two else "direct"] * 1.12
         ours = [cost for name, cost in us.items() if name != "xla"]
         assert us[select(request).algorithm] <= min(ours) * 1.12, "the best single one"
+
+
+@pytest.mark.parametrize("placement", [PROCESS, PROCESSES, HOSTS])
+@pytest.mark.parametrize("num_ranks", [3, 5, 7, 11, 13, 17, 97])
+def test_any_number_of_ranks(placement, num_ranks):
+    """Also where the nearest measurement has algorithms that cannot serve as many as are asked."""
+    for op in OPS:
+        request = Request(op, (num_ranks,), 1 << 16, placement)
+        assert select(request).algorithm in {*registry.names(op), "direct", "xla", "hierarchical"}
+        assert all(c.us is None for c in priced(request) if c.obstacle is not None)

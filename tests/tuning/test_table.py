@@ -90,6 +90,7 @@ DAMAGED = {
     with_row(op=None): r"rows\[0\].op is None",
     with_row(num_ranks=0): r"rows\[0\].num_ranks is 0",
     with_row(num_ranks=True): r"rows\[0\].num_ranks is True",
+    with_row(num_ranks=10**12): r"rows\[0\].num_ranks is 1000000000000",
     with_row(nbytes=1.5): r"rows\[0\].nbytes is 1.5",
     with_row(us={}): r"rows\[0\].us is \{\}",
     with_row(us={"direct": -1}): r"rows\[0\].us",
