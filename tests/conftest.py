@@ -39,6 +39,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if unnameable := [item.nodeid for item in items if " at 0x" in item.nodeid]:
+        raise pytest.UsageError(f"an address, which no other worker has, is in {unnameable[0]}")
     one_in = config.getoption("--one-in")
     seen: set[str] = set()
     kept, left_out = [], []

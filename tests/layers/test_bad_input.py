@@ -139,7 +139,6 @@ def moe(x, experts=None, **options):
         ({"activation": lambda h: h[:, :2]}, ValueError, r"hidden rows .*, 2\]; .*, 6\] is needed"),
         ({"activation": None}, TypeError, "activation=None is not a function"),
     ],
-    ids=str,
 )
 @pytest.mark.parametrize("mode", ["dropless", "capacity"])
 def test_moe_layer(options, error, match, mode):
