@@ -8,6 +8,7 @@ every instance. Prints what each kernel uses, by architecture. Exit status: 1 if
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 import subprocess
@@ -148,7 +149,8 @@ def dump(option: str, library: str) -> Iterator[str]:
             "  pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm"
         )
     for path in (cuobjdump, nvdisasm):
-        Path(path).chmod(0o755)  # Wheels may lose the bit.
+        if not os.access(path, os.X_OK):  # Wheels may lose the bit.
+            Path(path).chmod(0o755)
     command = [cuobjdump, option, library]
     search = {"PATH": f"{Path(nvdisasm).parent}:/usr/bin:/bin"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=search) as child:

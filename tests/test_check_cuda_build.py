@@ -130,3 +130,14 @@ def test_each_kernel_of_the_sources_is_known():
     for kernel in check.ACCESSES:
         assert f"{kernel}(const __grid_constant__ Args args)" in text
     assert text.count("__grid_constant__ Args args)") == len(check.ACCESSES)
+
+
+def test_tools_of_the_system_are_left_as_they_are(monkeypatch, tmp_path):
+    """They are not ours to change: as a rule, not even permitted."""
+    for name in ("cuobjdump", "nvdisasm"):
+        tool = tmp_path / name
+        tool.write_text("#!/bin/sh\necho $1\n")
+        tool.chmod(0o555)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert list(check.dump("--dump-sass", "a.so")) == ["--dump-sass\n"]
+    assert (tmp_path / "nvdisasm").stat().st_mode & 0o777 == 0o555

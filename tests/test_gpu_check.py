@@ -56,12 +56,47 @@ def test_a_step_that_hangs_is_killed_with_all_that_it_started(tmp_path, capsys):
     command = f"echo first; sleep 60 & echo $! > {tmp_path}/child; wait"
     step, output = gpu_check.run("hangs", ["sh", "-c", command], timeout=1)
     assert (step.verdict, step.why, output) == ("FAILED", "not done after 1 s", "first\n")
-    child = int((tmp_path / "child").read_text())
+    expect_end_of(int((tmp_path / "child").read_text()))
+    capsys.readouterr()
+
+
+def test_ctrl_c_ends_what_a_step_has_started(monkeypatch, tmp_path, capsys):
+    child = tmp_path / "child"
+
+    def interrupted(*args, **kwargs):
+        while not (child.exists() and child.read_text().endswith("\n")):
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu_check.subprocess.Popen, "communicate", interrupted)
+    command = f"sleep 60 & echo $! > {child}; wait"
+    with pytest.raises(KeyboardInterrupt):
+        gpu_check.run("is interrupted", ["sh", "-c", command], timeout=50)
+    expect_end_of(int(child.read_text()))
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("capability", ["7.5", "[N/A]"])
+def test_a_gpu_without_kernels_is_nothing_to_run_on(monkeypatch, capsys, capability):
+    monkeypatch.setattr(gpu_check, "gpu", lambda: f"Tesla T4, {capability}, 580")
+    assert gpu_check.main([]) == 2
+    said = capsys.readouterr().err
+    assert f"(Tesla T4) has compute capability {capability}" in said and "8.0 or later" in said
+
+
+def test_a_report_that_cannot_be_written_is_known_at_once(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(gpu_check, "gpu", lambda: "H200, 9.0, 580")
+    with pytest.raises(SystemExit) as ended:
+        gpu_check.main(["--json", str(tmp_path / "nowhere" / "report.json")])
+    assert ended.value.code == 2
+    assert "No such file or directory; name a file that can be written" in capsys.readouterr().err
+
+
+def expect_end_of(child: int) -> None:
     deadline = time.monotonic() + 10
     while is_running(child):
         assert time.monotonic() < deadline, "the child of the step outlived it"
         time.sleep(0.01)
-    capsys.readouterr()
 
 
 def is_running(pid: int) -> bool:
