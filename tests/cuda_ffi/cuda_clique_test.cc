@@ -1,6 +1,7 @@
 // What lasts between calls: the ranks' first meeting, memory, addresses, failures.
 
 #include <algorithm>
+#include <map>
 
 #include "check.h"
 #include "cuda/ffi/health.h"
@@ -17,6 +18,7 @@ using fake::Xla;
 using jcoll::gpu::CheckHealth;
 using jcoll::gpu::ErrorKind;
 using jcoll::gpu::ErrorRecord;
+using jcoll::gpu::SignalPad;
 
 void Reset() {
   fake::Reset();
@@ -279,6 +281,61 @@ TEST(CommunicatorsMadeAnew) {
   EXPECT(after[0].call.peers.pad[1] != before[0].call.peers.pad[1]);
   EXPECT(fake::AllWell(job.Run()));
   EXPECT(fake::TakeLaunched()[0].call.peers.pad[1] == after[0].call.peers.pad[1]);
+}
+
+// Programs on other devices number these from 0 too: device 0 is rank 0 of two groups that look
+// alike, and its peers are of one each.
+TEST(SubmeshesInTurn) {
+  Reset();
+  Xla xla;
+  const Attributes attributes = With(AllReduce(2, "two_shot"), {{"timeout_s", 2.0}});
+  Job first(&xla, attributes, {0, 1});
+  Job second(&xla, attributes, {0, 2});
+  Job swapped(&xla, attributes, {1, 0});
+  std::map<Job*, std::vector<SignalPad*>> pads;
+  for (Job* job : {&first, &second, &swapped}) EXPECT(!job->Instantiate());
+  for (int run = 0; run < 3; ++run) {
+    for (Job* job : {&first, &second, &swapped}) {
+      const auto errors = job->Run();
+      EXPECT_EQ(fake::Join(errors), fake::Join(fake::Errors(2)));
+      const auto launched = fake::TakeLaunched();
+      EXPECT_EQ(launched.size(), 2);
+      if (launched.size() != 2) continue;
+      const auto* of_rank = launched[0].call.peers.pad;
+      EXPECT(std::equal(of_rank, of_rank + 2, launched[1].call.peers.pad));
+      const std::vector<SignalPad*> now(of_rank, of_rank + 2);
+      if (run == 0) pads[job] = now;
+      EXPECT(pads[job] == now);
+    }
+  }
+  // Made once.
+  for (Job* job : {&first, &second, &swapped}) {
+    EXPECT_EQ(job->group()->registered_nbytes(0).size(), 1);
+  }
+  EXPECT(pads[&first] != pads[&second] && pads[&first] != pads[&swapped]);
+}
+
+// As axes of a mesh of 2x2 devices and of a mesh of two of them: groups that are named otherwise
+// have one communicator, and XLA makes a new one for both.
+TEST(GroupsThatShareACommunicator) {
+  Reset();
+  Xla xla;
+  const Attributes of_two = With(AllReduce(2, "two_shot"), {{"timeout_s", 2.0}});
+  Job all(&xla, With(of_two, {{"groups", std::vector<int64_t>{0, 1, 2, 3}}}));
+  Job part(&xla, of_two);
+  for (int round = 0; round < 2; ++round) {
+    for (Job* job : {&all, &part}) {
+      EXPECT(!job->Instantiate());
+      const auto errors = job->Run();
+      EXPECT_EQ(fake::Join(errors), fake::Join(fake::Errors(job->num_ranks())));
+    }
+    EXPECT(all.group() == part.group());
+    const auto launched = fake::TakeLaunched();
+    EXPECT_EQ(launched.size(), 6);
+    EXPECT(launched[0].call.peers.pad[1] == launched[1].call.peers.pad[1]);
+    EXPECT_EQ(part.group()->registered_nbytes(0).size(), 1);
+    xla.ForgetCommunicators();
+  }
 }
 
 TEST(RowsOutside) {
