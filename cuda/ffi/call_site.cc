@@ -14,7 +14,8 @@ namespace jcoll::gpu {
 namespace {
 
 std::atomic<double> g_default_timeout_s{300};
-// 30 years stand for ever, as on CPU (csrc/collective.cc): far below what 64 bits of nanoseconds hold.
+// 30 years stand for ever, as on CPU (csrc/collective.cc): far below what 64 bits of nanoseconds
+// hold.
 constexpr double kLongestTimeoutS = 1e9;
 constexpr int64_t kMaxNbytes = int64_t{1} << 48;  // So that no product of sizes overflows.
 constexpr char kRecompile[] = "Compile the program with the jcoll version that runs it.";

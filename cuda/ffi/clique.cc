@@ -347,8 +347,8 @@ std::optional<Failure> Clique::Fault(bool is_caller) {
 
 namespace {
 
-// What a call says of its communicator, and all that there is before XLA lends it. Programs on other
-// devices say the same of another one.
+// What a call says of its communicator, and all that there is before XLA lends it. Programs on
+// other devices say the same of another one.
 using GroupsName = std::tuple<int, std::vector<int64_t>, int64_t, int64_t>;
 
 struct Cliques {

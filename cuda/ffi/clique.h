@@ -2,11 +2,11 @@
 // signal pads, the scratch and staging windows, the addresses of peers' buffers, the record of
 // what went wrong.
 //
-// Kept per device and communicator, and made anew where XLA has made its communicator anew, be it at
-// the same address. The groups that a call names do not tell the communicator: they are numbers of
-// devices in a program, which may be other devices in the next one. XLA runs the programs that share a
-// clique in the same order on all ranks, and one at a time in their early stages: so the collective
-// calls here match.
+// Kept per device and communicator, and made anew where XLA has made its communicator anew, be it
+// at the same address. The groups that a call names do not tell the communicator: they are numbers
+// of devices in a program, which may be other devices in the next one. XLA runs the programs that
+// share a clique in the same order on all ranks, and one at a time in their early stages: so the
+// collective calls here match.
 #pragma once
 
 #include <deque>

@@ -222,7 +222,8 @@ TEST(TheExtensionKeepsItsStages) {
   EXPECT_EQ(error_in(execute, get_window), "ok");
 }
 
-// What a kernel reads, and where it stores, must be there. Programs of another version may have less.
+// What a kernel reads, and where it stores, must be there. Programs of another version may have
+// less.
 TEST(OperandsOfRaggedAllToAll) {
   Reset();
   const Attributes ragged = {{"op", "ragged_all_to_all"}, {"reduce_op", ""},

@@ -41,7 +41,7 @@ struct Attribute {
 };
 using Attributes = std::map<std::string, Attribute>;
 
-// The device assignment of a program: the ordinals of its devices, by logical id. Empty: its own id.
+// The device assignment of a program: the ordinals of its devices, by logical id. Empty: its own.
 using DevicesOf = std::vector<int>;
 
 struct Array {
