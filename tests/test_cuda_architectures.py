@@ -16,17 +16,24 @@ pytestmark = pytest.mark.skipif(CMAKE is None, reason="no cmake")
 
 
 def choose(tmp_path: Path, archs: str, are_asked_for: bool) -> tuple[int, str]:
-    """Exit status and what CMake says, as one line; an nvcc that knows sm_75 to sm_100."""
+    """With an nvcc that knows sm_75 to sm_100. Exit status and what CMake says, as one line."""
     nvcc = tmp_path / "nvcc"
     nvcc.write_text("#!/bin/sh\nprintf 'sm_75\\nsm_80\\nsm_90\\nsm_100\\n'\n")
     nvcc.chmod(0o755)
-    script = tmp_path / "choose.cmake"
-    script.write_text(
-        f"set(JCOLL_CUDA OFF)\ninclude({MODULE})\nset(CMAKE_CUDA_COMPILER {nvcc})\n"
+    return cmake(
+        tmp_path,
+        "OFF",
+        f"include({MODULE})\nset(CMAKE_CUDA_COMPILER {nvcc})\n"
         f'jcoll_choose_archs("{archs}" {str(are_asked_for).upper()} chosen)\n'
-        'message(STATUS "chosen: ${chosen}.")\n'
+        'message(STATUS "chosen: ${chosen}.")\n',
     )
-    done = subprocess.run([str(CMAKE), "-P", script], capture_output=True, text=True)
+
+
+def cmake(tmp_path: Path, jcoll_cuda: str, text: str) -> tuple[int, str]:
+    script = tmp_path / "script.cmake"
+    script.write_text(text)
+    command = [str(CMAKE), f"-DJCOLL_CUDA={jcoll_cuda}", "-P", script]
+    done = subprocess.run(command, capture_output=True, text=True)
     return done.returncode, " ".join((done.stdout + done.stderr).split())
 
 
@@ -52,3 +59,17 @@ def test_a_gpu_that_is_here_does_not_stop_the_build(tmp_path, sm: str):
     assert f"no kernels for the GPU of sm_{sm} that is here" in text
     assert "can do 80, 90, 100." in text
     assert "chosen: ." in choose(tmp_path, f"{sm}-real", False)[1]
+
+
+@pytest.mark.parametrize("value", ["OFF", "off", "0", "", "FALSE", "no", "auto", "AUTO"])
+def test_what_builds_no_kernels_here(tmp_path, value: str):
+    """AUTO in any letters: not for the tests, which need no extension."""
+    text = f'include({MODULE})\nmessage("kernels: ${{jcoll_build_cuda}}")'
+    assert cmake(tmp_path, value, text) == (0, "kernels: OFF")
+
+
+@pytest.mark.parametrize("value", ["maybe", "cuda13", "ONN"])
+def test_a_choice_that_is_none(tmp_path, value: str):
+    status, text = cmake(tmp_path, value, f"include({MODULE})")
+    assert status != 0
+    assert f"(JCOLL_BUILD_CUDA for pip) is '{value}'. Set it to AUTO, ON or OFF" in text
