@@ -4,10 +4,16 @@ import json
 import os
 import time
 
+import jax
+import numpy as np
 import project_scripts
 import pytest
+from cuda_programs import custom_calls
+
+from jcoll.runtime import cuda
 
 gpu_check = project_scripts.load("gpu_check")
+gpu_check_jax = project_scripts.load("gpu_check_jax")
 
 PRINTED = """\
 copy\t3.5e+12
@@ -122,6 +128,23 @@ def test_ranks_that_wait_in_vain_under_a_tool(
     cases = [several for _ in gpu_check.TOOLS for _, _, several in gpu_check.SANITIZED]
     assert [step.verdict for step in steps] == [together if several else alone for several in cases]
     capsys.readouterr()
+
+
+def test_the_program_in_jax_runs(monkeypatch, capsys):
+    """On CPU, by the CPU runtime; that it lowers for CUDA as it expects is the test below."""
+    monkeypatch.setattr(cuda, "obstacle", lambda: None)
+    monkeypatch.setattr(cuda, "TARGET", "jcoll_collective")
+    gpu_check_jax.main()
+    assert capsys.readouterr().out.endswith(": ok\n")
+
+
+def test_the_program_in_jax_is_a_call_of_the_cuda_runtime(monkeypatch):
+    monkeypatch.setattr(cuda, "obstacle", lambda: None)
+    mesh = jax.make_mesh((1,), ("data",))
+    x = jax.device_put(np.zeros((100, 24), np.float32), jax.NamedSharding(mesh, jax.P("data")))
+    over = {"mesh": mesh, "in_specs": jax.P("data"), "out_specs": jax.P("data")}
+    (call,) = custom_calls(jax.shard_map(gpu_check_jax.exchange, **over), x)
+    assert (call["op"], call["algorithm"]) == ("ragged_all_to_all", "direct")
 
 
 def test_what_is_left_of_the_time():
