@@ -69,7 +69,12 @@ endif()
 
 set(jcoll_collectives_header ${jcoll_cuda_collectives_dir}/xla/ffi/api/collectives_c_api.h)
 if(NOT EXISTS ${jcoll_cuda_ffi_dir}/xla/ffi/api/ffi.h OR NOT EXISTS ${jcoll_collectives_header})
-  message(STATUS
+  if(jcoll_build_cuda)
+    set(jcoll_severity WARNING)  # Else there would be no jcoll._cuda, and not a word.
+  else()
+    set(jcoll_severity STATUS)
+  endif()
+  message(${jcoll_severity}
     "jcoll: no host side of CUDA: '${jcoll_cuda_ffi_dir}' has not the FFI headers of jaxlib >= 0.11.2. "
     "Name them with -DJCOLL_CUDA_FFI_INCLUDE_DIR (cmake/JcollCudaFfi.cmake)")
   return()
