@@ -118,7 +118,7 @@ def gpu() -> str | None:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError:
         return None
-    lines = done.stdout.splitlines()
+    lines = [line for line in done.stdout.splitlines() if line.count(", ") >= 2]
     return lines[0] if done.returncode == 0 and lines else None
 
 

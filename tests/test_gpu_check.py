@@ -29,6 +29,23 @@ def test_without_a_gpu_it_says_so(monkeypatch, capsys):
     assert "finds no GPU here" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("says", "status", "found"),
+    [
+        ("NVIDIA H200, 9.0, 580.1\nNVIDIA H200, 9.0, 580.1", 0, "NVIDIA H200, 9.0, 580.1"),
+        ("No devices were found", 0, None),
+        ("", 0, None),
+        ("NVIDIA-SMI has failed, as it could not, somehow", 9, None),
+    ],
+)
+def test_what_nvidia_smi_says(monkeypatch, tmp_path, says, status, found):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\necho '{says}'\nexit {status}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert gpu_check.gpu() == found
+
+
 def test_speeds(capsys):
     first, second = gpu_check.speeds(PRINTED)
     assert (first.kernel, first.ranks, first.nbytes, first.right) == ("all_gather", 4, 65536, True)
