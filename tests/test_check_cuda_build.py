@@ -101,6 +101,10 @@ def test_finds_stacks_and_narrow_accesses(instances):
 def test_finds_kernels_that_are_missing_or_not_known(instances):
     assert "PlanLL: is not in the library" in check.problems(instances.values())
     assert "Broadcast: is not in the library" not in check.problems(instances.values())
+    of_one = [i for i in instances.values() if i.arch == "sm_80"]
+    of_one.append(check.Instance("_ZN5jcoll3gpu3_N15RaggedAllToAllIlEEvNS0_4ArgsE", "sm_100"))
+    assert "Broadcast: is not in the library for sm_100" in check.problems(of_one)
+    assert "PlanLL: is not in the library" in check.problems([])
     unknown = check.Instance("_ZN5jcoll3gpu7ScatterENS0_4ArgsE", "sm_80")
     assert any("is not in ACCESSES" in p for p in check.problems([unknown]))
 
