@@ -130,11 +130,19 @@ def is_served(capability: str) -> bool:
         return False
 
 
+def has_cuda_plugin() -> bool:
+    spec = importlib.util.find_spec("jax_plugins")
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    return any(any(Path(folder).glob("xla_cuda*")) for folder in folders)
+
+
 def python_options() -> tuple[list[str], str | None]:
     """CMake's options for the extensions, and why they cannot be built."""
     for module in ("pybind11", "jax", "jaxlib"):
         if importlib.util.find_spec(module) is None:
             return [], f"{sys.executable} has no {module}"
+    if not has_cuda_plugin():
+        return [], "JAX has no plugin for CUDA (pip install 'jax[cuda13]')"
     import jaxlib
 
     pybind11 = importlib.import_module("pybind11")

@@ -1,5 +1,6 @@
 """scripts/gpu_check.py where there is no GPU: its messages, and what it reads of the programs."""
 
+import importlib
 import json
 import os
 import time
@@ -44,6 +45,16 @@ def test_what_nvidia_smi_says(monkeypatch, tmp_path, says, status, found):
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert gpu_check.gpu() == found
+
+
+@pytest.mark.parametrize("plugin", ["xla_cuda13", "xla_cuda12", "mps", None])
+def test_jax_without_its_plugin_for_cuda_is_not_used(monkeypatch, tmp_path, plugin):
+    if plugin is not None:
+        (tmp_path / "jax_plugins" / plugin).mkdir(parents=True)
+    monkeypatch.setattr(gpu_check.sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(gpu_check.sys.modules, "jax_plugins", raising=False)
+    importlib.invalidate_caches()
+    assert gpu_check.has_cuda_plugin() is (plugin is not None and "cuda" in plugin)
 
 
 def test_speeds(capsys):
