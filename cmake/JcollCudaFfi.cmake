@@ -42,8 +42,9 @@ function(jcoll_read_version header major minor out)
   set(${out} ${major_number}.${minor_number} PARENT_SCOPE)
 endfunction()
 
-# A build of jcoll._cuda needs them; that of the tests is told where they are (Makefile).
-if(jcoll_build_cuda AND NOT JCOLL_CUDA_FFI_INCLUDE_DIR)
+# A build of jcoll._cuda needs them, and may fetch them; that of the tests is told where they are (Makefile), or does
+# without those of the host side, as scripts/gpu_check.py does where there is no jax.
+if(jcoll_build_cuda AND JCOLL_PYTHON AND NOT JCOLL_CUDA_FFI_INCLUDE_DIR)
   # Without what pip puts there for an isolated build, which hides pip itself.
   execute_process(COMMAND ${CMAKE_COMMAND} -E env --unset=PYTHONPATH
     ${Python_EXECUTABLE} ${PROJECT_SOURCE_DIR}/scripts/env.py cuda-headers
@@ -69,7 +70,12 @@ endif()
 
 set(jcoll_collectives_header ${jcoll_cuda_collectives_dir}/xla/ffi/api/collectives_c_api.h)
 if(NOT EXISTS ${jcoll_cuda_ffi_dir}/xla/ffi/api/ffi.h OR NOT EXISTS ${jcoll_collectives_header})
-  message(STATUS
+  if(jcoll_build_cuda AND JCOLL_PYTHON)
+    set(jcoll_severity WARNING)  # Else there would be no jcoll._cuda, and not a word.
+  else()
+    set(jcoll_severity STATUS)
+  endif()
+  message(${jcoll_severity}
     "jcoll: no host side of CUDA: '${jcoll_cuda_ffi_dir}' has not the FFI headers of jaxlib >= 0.11.2. "
     "Name them with -DJCOLL_CUDA_FFI_INCLUDE_DIR (cmake/JcollCudaFfi.cmake)")
   return()

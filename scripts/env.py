@@ -98,15 +98,22 @@ def headers_of(pin: str, any_python: tuple[str, ...] = ()) -> Path:
     """
     target = ROOT / "build" / "ffi" / pin.replace("==", "-")
     include = target / "jaxlib" / "include"
-    if (include / "xla" / "ffi" / "api" / "ffi.h").exists():
+    if target.exists():
         return include
-    with tempfile.TemporaryDirectory() as scratch:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         fetch = ("download", "-q", "--no-deps", "--only-binary", ":all:", "-d", scratch)
         pip(*fetch, *any_python, pin, doing=f"fetching the XLA FFI headers of {pin}")
         (wheel,) = Path(scratch).glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
             headers = [n for n in archive.namelist() if n.startswith("jaxlib/include/")]
-            archive.extractall(target, headers)
+            archive.extractall(Path(scratch) / "unpacked", headers)
+        # At once, so that what is interrupted leaves no half that would be taken for all.
+        try:
+            (Path(scratch) / "unpacked").rename(target)
+        except OSError:
+            if not target.exists():  # Another build was faster.
+                raise
     return include
 
 

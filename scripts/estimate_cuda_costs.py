@@ -71,7 +71,7 @@ COSTS: dict[str, Callable[[int, int], dict[str, float]]] = {
     "ragged_all_to_all": _direct(_others),
     "all_to_all_v": _direct(_others, kernels=2),
     "all_to_all_v_back": _direct(_others, kernels=2),
-    "broadcast": _direct(lambda n: n - 1),
+    "broadcast": _direct(lambda n: 2 * _others(n)),  # Of the root: cuda/kernels/broadcast.cu.
     "gather": _direct(_others),
     "scatter": _direct(_others),
     "ppermute": _direct(lambda n: 1),

@@ -36,6 +36,10 @@ SANITIZER_FOUND = 9  # compute-sanitizer's exit status if it has found something
 NO_GPU = """\
 gpu-check: nvidia-smi finds no GPU here. Run it on a machine with one; `make test` runs the same
   programs in the emulator."""
+OLD_GPU = """\
+gpu-check: the GPU here ({}) has compute capability {}, and the kernels need 8.0 or later. Run it
+  on a machine with a later one."""
+OLDEST_CAPABILITY = 8.0
 BUILD_TIMEOUT_S = 300
 RUN_TIMEOUT_S = 120
 ALL_TIMEOUT_S = 470  # A step gets what is left of it.
@@ -92,6 +96,9 @@ def run(
         os.killpg(process.pid, signal.SIGKILL)
         output, _ = process.communicate()
         why = f"not done after {timeout:.0f} s"
+    except BaseException:  # Ctrl-C, which does not reach another session.
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
     step = Step(name, "FAILED" if why else "ok", round(time.monotonic() - start, 1), why)
     if why:
         print(output[-4000:])
@@ -111,8 +118,22 @@ def gpu() -> str | None:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError:
         return None
-    lines = done.stdout.splitlines()
+    lines = [line for line in done.stdout.splitlines() if line.count(", ") >= 2]
     return lines[0] if done.returncode == 0 and lines else None
+
+
+def is_served(capability: str) -> bool:
+    """Whether there are kernels for it. A driver that is out of order says "[N/A]"."""
+    try:
+        return float(capability) >= OLDEST_CAPABILITY
+    except ValueError:
+        return False
+
+
+def has_cuda_plugin() -> bool:
+    spec = importlib.util.find_spec("jax_plugins")
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    return any(any(Path(folder).glob("xla_cuda*")) for folder in folders)
 
 
 def python_options() -> tuple[list[str], str | None]:
@@ -120,6 +141,8 @@ def python_options() -> tuple[list[str], str | None]:
     for module in ("pybind11", "jax", "jaxlib"):
         if importlib.util.find_spec(module) is None:
             return [], f"{sys.executable} has no {module}"
+    if not has_cuda_plugin():
+        return [], "JAX has no plugin for CUDA (pip install 'jax[cuda13]')"
     import jaxlib
 
     pybind11 = importlib.import_module("pybind11")
@@ -197,6 +220,15 @@ def in_jax(folder: Path, missing: str | None, deadline: Deadline) -> Step:
     return run("in JAX", [sys.executable, script], timeout, environment)[0]
 
 
+def why_not_writable(path: Path) -> str:
+    """Better known before eight minutes of measuring than after."""
+    try:
+        with path.open("a"):
+            return ""
+    except OSError as e:
+        return e.strerror or str(e)
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="write the report there too")
@@ -206,10 +238,15 @@ def main(argv: list[str] | None = None) -> int:
     if found is None:
         print(NO_GPU, file=sys.stderr)
         return 2
+    name, capability, _ = found.rsplit(", ", 2)
+    if not is_served(capability):
+        print(OLD_GPU.format(name, capability), file=sys.stderr)
+        return 2
+    if args.json and (why := why_not_writable(args.json)):
+        parser.error(f"--json {args.json}: {why}; name a file that can be written")
     print(f"GPU: {found}")
     deadline = Deadline(ALL_TIMEOUT_S)
     options, missing = python_options()
-    capability = found.split(", ")[1]
     steps, rows = build(args.build, capability.replace(".", "") + "-real", options, deadline), []
     if not any(step.why for step in steps):
         tests = args.build / "tests" / "cuda"

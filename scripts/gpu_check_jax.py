@@ -28,6 +28,7 @@ def main() -> None:
     f = jax.jit(jax.shard_map(exchange, mesh=mesh, in_specs=P("data"), out_specs=P("data")))
     for dtype in (jnp.float32, jnp.bfloat16, jnp.int8):
         x = jnp.arange(ROWS * 24).reshape(ROWS, 24).astype(dtype)
+        x = jax.device_put(x, jax.sharding.NamedSharding(mesh, P("data")))
         assert cuda.TARGET in f.lower(x).as_text()
         expected = np.zeros_like(np.asarray(x))
         expected[5:85] = np.asarray(x)[10:90]

@@ -128,7 +128,7 @@ def main(argv: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", metavar="FILE", help="write the results here as well")
-    parser.add_argument("--jobs", type=int, default=2, help="searches at a time (2)")
+    parser.add_argument("--jobs", type=positive, default=2, help="searches at a time (2)")
     args = parser.parse_args(argv)
     if complaint := missing_tools() or unlisted_bugs():
         print(f"model_check: {complaint}", file=sys.stderr)
@@ -142,6 +142,13 @@ def main(argv: list[str] | None = None) -> int:
     if args.json:
         Path(args.json).write_text(json.dumps(rows(cases, results), indent=1) + "\n")
     return summary(cases, results)
+
+
+def positive(text: str) -> int:
+    number = int(text)  # argparse has a text for what is no integer.
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not at least 1")
+    return number
 
 
 def missing_tools() -> str | None:

@@ -101,6 +101,10 @@ def test_finds_stacks_and_narrow_accesses(instances):
 def test_finds_kernels_that_are_missing_or_not_known(instances):
     assert "PlanLL: is not in the library" in check.problems(instances.values())
     assert "Broadcast: is not in the library" not in check.problems(instances.values())
+    of_one = [i for i in instances.values() if i.arch == "sm_80"]
+    of_one.append(check.Instance("_ZN5jcoll3gpu3_N15RaggedAllToAllIlEEvNS0_4ArgsE", "sm_100"))
+    assert "Broadcast: is not in the library for sm_100" in check.problems(of_one)
+    assert "PlanLL: is not in the library" in check.problems([])
     unknown = check.Instance("_ZN5jcoll3gpu7ScatterENS0_4ArgsE", "sm_80")
     assert any("is not in ACCESSES" in p for p in check.problems([unknown]))
 
@@ -130,3 +134,14 @@ def test_each_kernel_of_the_sources_is_known():
     for kernel in check.ACCESSES:
         assert f"{kernel}(const __grid_constant__ Args args)" in text
     assert text.count("__grid_constant__ Args args)") == len(check.ACCESSES)
+
+
+def test_tools_of_the_system_are_left_as_they_are(monkeypatch, tmp_path):
+    """They are not ours to change: as a rule, not even permitted."""
+    for name in ("cuobjdump", "nvdisasm"):
+        tool = tmp_path / name
+        tool.write_text("#!/bin/sh\necho $1\n")
+        tool.chmod(0o555)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert list(check.dump("--dump-sass", "a.so")) == ["--dump-sass\n"]
+    assert (tmp_path / "nvdisasm").stat().st_mode & 0o777 == 0o555

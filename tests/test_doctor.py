@@ -6,6 +6,7 @@ import copy
 import ctypes
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -26,7 +27,7 @@ from jcoll.tuning import table
 HEALTHY = {
     "machine": {"shared memory": True},
     "jcoll": {"imports": True},
-    "jax": {"FFI collectives": "0.2", "GPU allocator": "vmm"},
+    "jax": {"FFI collectives": "0.2", "GPU allocator": "vmm", "CUDA devices": 2},
     "cuda": {
         "GPUs": ["H100", "H100"],
         "compute capabilities": [90, 90],
@@ -119,6 +120,7 @@ def test_all_is_well() -> None:
     [
         ({"cuda/GPUs": []}, CUDA[0], "the driver sees no GPU"),
         ({"cuda/GPUs": Failed("no driver")}, CUDA[0], "no driver"),
+        ({"jax/CUDA devices": Failed("no plugin")}, CUDA[0], "does not use the GPUs: no plugin"),
         ({"cuda/obstacle": "JCOLL_CUDA=0"}, CUDA[0], "JCOLL_CUDA=0"),
         ({"jcoll/imports": Failed("no jax")}, CUDA[0], "import jcoll fails: no jax"),
         ({"cuda/GPUs without kernels": ["compiled for 80-real"]}, CUDA[0], "for 80-real"),
@@ -253,6 +255,25 @@ def test_a_backend_that_does_not_start(tmp_path) -> None:
     assert done.returncode == 0
     assert "Traceback" not in done.stderr
     assert "backend               ? RuntimeError: " in done.stdout
+
+
+def test_an_error_without_words_says_where_it_comes_from() -> None:
+    def probe():
+        raise AssertionError
+
+    found = str(probes._asked(probe))
+    assert re.fullmatch(r"\? AssertionError at test_doctor\.py:\d+, in probe", found)
+
+
+def test_gpus_that_jax_does_not_use(monkeypatch, capsys) -> None:
+    """As without JAX's plugin for CUDA: whatever else is there, programs run elsewhere."""
+    monkeypatch.setattr(cuda_driver, "_driver", fake_driver)
+    monkeypatch.setattr(cuda, "obstacle", lambda: None)
+    monkeypatch.setattr(cuda, "why_no_code", lambda capability: "")
+    text = report(capsys)
+    assert (
+        "on cuda: XLA's collectives\n  jcoll's collectives: no, JAX does not use the GPUs: " in text
+    )
 
 
 def test_only_the_doctor_survives(monkeypatch) -> None:

@@ -1,13 +1,20 @@
 """scripts/gpu_check.py where there is no GPU: its messages, and what it reads of the programs."""
 
+import importlib
 import json
 import os
 import time
 
+import jax
+import numpy as np
 import project_scripts
 import pytest
+from cuda_programs import custom_calls
+
+from jcoll.runtime import cuda
 
 gpu_check = project_scripts.load("gpu_check")
+gpu_check_jax = project_scripts.load("gpu_check_jax")
 
 PRINTED = """\
 copy\t3.5e+12
@@ -21,6 +28,33 @@ def test_without_a_gpu_it_says_so(monkeypatch, capsys):
     monkeypatch.setattr(gpu_check, "gpu", lambda: None)
     assert gpu_check.main([]) == 2
     assert "finds no GPU here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("says", "status", "found"),
+    [
+        ("NVIDIA H200, 9.0, 580.1\nNVIDIA H200, 9.0, 580.1", 0, "NVIDIA H200, 9.0, 580.1"),
+        ("No devices were found", 0, None),
+        ("", 0, None),
+        ("NVIDIA-SMI has failed, as it could not, somehow", 9, None),
+    ],
+)
+def test_what_nvidia_smi_says(monkeypatch, tmp_path, says, status, found):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\necho '{says}'\nexit {status}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert gpu_check.gpu() == found
+
+
+@pytest.mark.parametrize("plugin", ["xla_cuda13", "xla_cuda12", "mps", None])
+def test_jax_without_its_plugin_for_cuda_is_not_used(monkeypatch, tmp_path, plugin):
+    if plugin is not None:
+        (tmp_path / "jax_plugins" / plugin).mkdir(parents=True)
+    monkeypatch.setattr(gpu_check.sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(gpu_check.sys.modules, "jax_plugins", raising=False)
+    importlib.invalidate_caches()
+    assert gpu_check.has_cuda_plugin() is (plugin is not None and "cuda" in plugin)
 
 
 def test_speeds(capsys):
@@ -56,12 +90,47 @@ def test_a_step_that_hangs_is_killed_with_all_that_it_started(tmp_path, capsys):
     command = f"echo first; sleep 60 & echo $! > {tmp_path}/child; wait"
     step, output = gpu_check.run("hangs", ["sh", "-c", command], timeout=1)
     assert (step.verdict, step.why, output) == ("FAILED", "not done after 1 s", "first\n")
-    child = int((tmp_path / "child").read_text())
+    expect_end_of(int((tmp_path / "child").read_text()))
+    capsys.readouterr()
+
+
+def test_ctrl_c_ends_what_a_step_has_started(monkeypatch, tmp_path, capsys):
+    child = tmp_path / "child"
+
+    def interrupted(*args, **kwargs):
+        while not (child.exists() and child.read_text().endswith("\n")):
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu_check.subprocess.Popen, "communicate", interrupted)
+    command = f"sleep 60 & echo $! > {child}; wait"
+    with pytest.raises(KeyboardInterrupt):
+        gpu_check.run("is interrupted", ["sh", "-c", command], timeout=50)
+    expect_end_of(int(child.read_text()))
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("capability", ["7.5", "[N/A]"])
+def test_a_gpu_without_kernels_is_nothing_to_run_on(monkeypatch, capsys, capability):
+    monkeypatch.setattr(gpu_check, "gpu", lambda: f"Tesla T4, {capability}, 580")
+    assert gpu_check.main([]) == 2
+    said = capsys.readouterr().err
+    assert f"(Tesla T4) has compute capability {capability}" in said and "8.0 or later" in said
+
+
+def test_a_report_that_cannot_be_written_is_known_at_once(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(gpu_check, "gpu", lambda: "H200, 9.0, 580")
+    with pytest.raises(SystemExit) as ended:
+        gpu_check.main(["--json", str(tmp_path / "nowhere" / "report.json")])
+    assert ended.value.code == 2
+    assert "No such file or directory; name a file that can be written" in capsys.readouterr().err
+
+
+def expect_end_of(child: int) -> None:
     deadline = time.monotonic() + 10
     while is_running(child):
         assert time.monotonic() < deadline, "the child of the step outlived it"
         time.sleep(0.01)
-    capsys.readouterr()
 
 
 def is_running(pid: int) -> bool:
@@ -87,6 +156,23 @@ def test_ranks_that_wait_in_vain_under_a_tool(
     cases = [several for _ in gpu_check.TOOLS for _, _, several in gpu_check.SANITIZED]
     assert [step.verdict for step in steps] == [together if several else alone for several in cases]
     capsys.readouterr()
+
+
+def test_the_program_in_jax_runs(monkeypatch, capsys):
+    """On CPU, by the CPU runtime; that it lowers for CUDA as it expects is the test below."""
+    monkeypatch.setattr(cuda, "obstacle", lambda: None)
+    monkeypatch.setattr(cuda, "TARGET", "jcoll_collective")
+    gpu_check_jax.main()
+    assert capsys.readouterr().out.endswith(": ok\n")
+
+
+def test_the_program_in_jax_is_a_call_of_the_cuda_runtime(monkeypatch):
+    monkeypatch.setattr(cuda, "obstacle", lambda: None)
+    mesh = jax.make_mesh((1,), ("data",))
+    x = jax.device_put(np.zeros((100, 24), np.float32), jax.NamedSharding(mesh, jax.P("data")))
+    over = {"mesh": mesh, "in_specs": jax.P("data"), "out_specs": jax.P("data")}
+    (call,) = custom_calls(jax.shard_map(gpu_check_jax.exchange, **over), x)
+    assert (call["op"], call["algorithm"]) == ("ragged_all_to_all", "direct")
 
 
 def test_what_is_left_of_the_time():

@@ -72,3 +72,11 @@ def test_missing_spin_says_how_to_get_it(monkeypatch, capsys):
 )
 def test_verdict_of_what_pan_prints(output, verdict):
     assert model_check.verdict_of(output) == verdict
+
+
+@pytest.mark.parametrize("jobs", ["0", "-1", "many"])
+def test_jobs_that_are_no_number_of_jobs(jobs, capsys):
+    with pytest.raises(SystemExit) as ended:
+        model_check.main(["--jobs", jobs])
+    assert ended.value.code == 2
+    assert "argument --jobs: " in capsys.readouterr().err

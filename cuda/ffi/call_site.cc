@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <mutex>
 #include <string_view>
 #include <utility>
@@ -13,6 +14,9 @@ namespace jcoll::gpu {
 namespace {
 
 std::atomic<double> g_default_timeout_s{300};
+// 30 years stand for ever, as on CPU (csrc/collective.cc): far below what 64 bits of nanoseconds
+// hold.
+constexpr double kLongestTimeoutS = 1e9;
 constexpr int64_t kMaxNbytes = int64_t{1} << 48;  // So that no product of sizes overflows.
 constexpr char kRecompile[] = "Compile the program with the jcoll version that runs it.";
 
@@ -103,7 +107,9 @@ std::optional<Failure> CheckSizes(const CallSite& site) {
       std::max(site.input_rows, site.output_rows) > kMaxNbytes / site.row_nbytes) {
     return Malformed(site, "the rows are larger than any memory");
   }
-  if (site.updates_per_rank < 1) return Malformed(site, "updates_per_rank is not positive");
+  if (site.updates_per_rank < 1 || site.updates_per_rank > INT32_MAX) {
+    return Malformed(site, "updates_per_rank is not from 1 to 2^31 - 1");
+  }
   return std::nullopt;
 }
 
@@ -242,10 +248,31 @@ std::optional<Failure> CallSite::CheckBuffers(const Buffers& buffers) const {
   const int64_t in = buffers.inputs[0].nbytes, out = buffers.outputs[0].nbytes;
   // A barrier hands its operand through, of whatever type and size.
   const bool fits = op == Op::kBarrier ? in == out : in == input_nbytes() && out == output_nbytes();
-  if (fits) return std::nullopt;
+  if (fits) return op == Op::kRaggedAllToAll ? CheckRows(buffers) : std::nullopt;
   return Malformed(*this, "buffers of " + std::to_string(in) + " and " + std::to_string(out) +
                               " bytes, not " + std::to_string(input_nbytes()) + " and " +
                               std::to_string(output_nbytes()));
+}
+
+// Of ragged_all_to_all: the kernel reads as many offsets and sizes as the attributes say there are.
+std::optional<Failure> CallSite::CheckRows(const Buffers& buffers) const {
+  if (buffers.inputs[1].nbytes != output_nbytes()) {
+    return Malformed(*this, "the output's operand has " + std::to_string(buffers.inputs[1].nbytes) +
+                                " bytes, not " + std::to_string(output_nbytes()));
+  }
+  const int64_t width = buffers.inputs[2].element_nbytes;
+  if (width != 4 && width != 8) return Malformed(*this, "offsets are not of 4 or 8 bytes");
+  for (int i = 2; i < num_inputs(); ++i) {
+    const BufferView& rows = buffers.inputs[i];
+    if (rows.element_nbytes == width && rows.nbytes == group_size * updates_per_rank * width) {
+      continue;
+    }
+    return Malformed(*this, "operand " + std::to_string(i) + " has " + std::to_string(rows.nbytes) +
+                                " bytes, not an offset or size of " + std::to_string(width) +
+                                " bytes for each of " + std::to_string(group_size) + " ranks' " +
+                                std::to_string(updates_per_rank) + " updates");
+  }
+  return std::nullopt;
 }
 
 Call CallSite::ToCall() const {
@@ -265,7 +292,9 @@ Call CallSite::ToCall() const {
 }
 
 double CallSite::timeout_seconds() const {
-  return timeout_s > 0 ? timeout_s : g_default_timeout_s.load(std::memory_order_relaxed);
+  const double given =
+      timeout_s > 0 ? timeout_s : g_default_timeout_s.load(std::memory_order_relaxed);
+  return std::min(given, kLongestTimeoutS);
 }
 
 uint64_t CallSite::Fingerprint() const {

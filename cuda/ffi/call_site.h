@@ -83,6 +83,7 @@ struct CallSite {
 
  private:
   std::optional<Failure> LoadPlan();
+  std::optional<Failure> CheckRows(const Buffers& buffers) const;
 };
 
 // The timeout of calls that name none, in seconds; at first 300.

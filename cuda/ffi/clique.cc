@@ -117,12 +117,13 @@ std::optional<Failure> Clique::JoinOnce(const CallSite& site) {
   if (auto* failure = std::get_if<Failure>(&api)) return *failure;
   // What this takes, the ranks have nothing to tell each other by: if it fails on one, the others
   // find out by their deadline.
-  auto opened =
-      Communicator::Open(std::get<const nccl::Api*>(api), comm_, static_cast<int>(site.group_size));
+  auto opened = Communicator::Open(std::get<const nccl::Api*>(api), comm_);
   if (auto* failure = std::get_if<Failure>(&opened)) return *failure;
   communicator_ = std::move(std::get<std::unique_ptr<Communicator>>(opened));
+  auto failure = communicator_->SetUp(static_cast<int>(site.group_size));
+  if (failure) return failure;
   void *host = nullptr, *on_device = nullptr;
-  auto failure =
+  failure =
       communicator_->AllWell(device::AllocateHost(sizeof(OnHost), &host, &on_device), timeout_s);
   if (failure) return failure;
   error_on_device_ = &static_cast<OnHost*>(on_device)->error;
@@ -260,10 +261,9 @@ void Clique::FillPeers(PeerTable* peers) const {
   peers->error = error_on_device_;
 }
 
-bool Clique::IsOf(nccl::Comm* comm) {
-  if (comm_ != comm) return false;
+bool Clique::IsCurrent() {
   std::lock_guard<std::mutex> lock(together_mu_);
-  return communicator_ == nullptr || communicator_->IsSame();
+  return communicator_ != nullptr && communicator_->IsSame();
 }
 
 std::variant<void*, Failure> Clique::Upload(const std::vector<int32_t>& words, double timeout_s) {
@@ -283,16 +283,6 @@ std::variant<HostWatch::Marks, Failure> Clique::Watch(const CallSite& site) {
     return communicator_->Upload(words, timeout_s);
   });
   return IfAllWell(*communicator_, std::move(marks), timeout_s);
-}
-
-void Clique::ForgoWindows(const std::string& why) {
-  std::lock_guard<std::mutex> lock(mu_);
-  no_windows_ = why;
-}
-
-std::string Clique::no_windows() {
-  std::lock_guard<std::mutex> lock(mu_);
-  return no_windows_;
 }
 
 void Clique::NoteCall(uint32_t op_id) {
@@ -357,17 +347,19 @@ std::optional<Failure> Clique::Fault(bool is_caller) {
 
 namespace {
 
-// The groups' ids, their size, the communication id.
-using CliqueName = std::tuple<int, std::vector<int64_t>, int64_t, int64_t>;
+// What a call says of its communicator, and all that there is before XLA lends it. Programs on
+// other devices say the same of another one.
+using GroupsName = std::tuple<int, std::vector<int64_t>, int64_t, int64_t>;
 
 struct Cliques {
   std::mutex mu;
-  std::map<CliqueName, std::shared_ptr<Clique>> by_name;
+  std::map<std::pair<int, nccl::Comm*>, std::shared_ptr<Clique>> by_communicator;
   // XLA made their communicators anew. What they own is left behind: a CUDA graph that was recorded
   // may still use it. What they have to tell about a failure is not forgotten.
   std::vector<std::shared_ptr<Clique>> former;
+  std::map<GroupsName, std::string> no_windows;
 };
-CliqueName NameOf(int device, const CallSite& site) {
+GroupsName NameOf(int device, const CallSite& site) {
   return {device, site.groups, site.group_size, site.communication_id};
 }
 Cliques& GetCliques() {
@@ -377,31 +369,42 @@ Cliques& GetCliques() {
 
 }  // namespace
 
-std::shared_ptr<Clique> FindClique(int device, const CallSite& site) {
+std::shared_ptr<Clique> CliqueFor(int device, nccl::Comm* comm) {
   Cliques& cliques = GetCliques();
-  std::lock_guard<std::mutex> lock(cliques.mu);
-  const auto found = cliques.by_name.find(NameOf(device, site));
-  return found == cliques.by_name.end() ? nullptr : found->second;
-}
-
-std::shared_ptr<Clique> CliqueFor(int device, nccl::Comm* comm, const CallSite& site) {
-  auto found = FindClique(device, site);
+  const auto key = std::make_pair(device, comm);
+  std::shared_ptr<Clique> found;
+  {
+    std::lock_guard<std::mutex> lock(cliques.mu);
+    const auto at = cliques.by_communicator.find(key);
+    if (at != cliques.by_communicator.end()) found = at->second;
+  }
   // Without the lock, as it may wait for a thread that waits for other ranks. Nobody else replaces
   // the clique meanwhile: a device's programs are initialized one at a time.
-  const bool is_it = found != nullptr && found->IsOf(comm);
-  if (is_it) return found;
+  if (found != nullptr && found->IsCurrent()) return found;
   auto made = std::make_shared<Clique>(device, comm);
-  Cliques& cliques = GetCliques();
   std::lock_guard<std::mutex> lock(cliques.mu);
   if (found != nullptr) cliques.former.push_back(std::move(found));
-  return cliques.by_name[NameOf(device, site)] = std::move(made);
+  return cliques.by_communicator[key] = std::move(made);
+}
+
+void ForgoWindows(int device, const CallSite& site, const std::string& why) {
+  Cliques& cliques = GetCliques();
+  std::lock_guard<std::mutex> lock(cliques.mu);
+  cliques.no_windows[NameOf(device, site)] = why;
+}
+
+std::string WhyNoWindows(int device, const CallSite& site) {
+  Cliques& cliques = GetCliques();
+  std::lock_guard<std::mutex> lock(cliques.mu);
+  const auto found = cliques.no_windows.find(NameOf(device, site));
+  return found == cliques.no_windows.end() ? "" : found->second;
 }
 
 std::vector<std::shared_ptr<Clique>> AllCliques() {
   Cliques& cliques = GetCliques();
   std::lock_guard<std::mutex> lock(cliques.mu);
   std::vector<std::shared_ptr<Clique>> all = cliques.former;
-  for (const auto& [name, clique] : cliques.by_name) all.push_back(clique);
+  for (const auto& [key, clique] : cliques.by_communicator) all.push_back(clique);
   return all;
 }
 

@@ -2,10 +2,11 @@
 // signal pads, the scratch and staging windows, the addresses of peers' buffers, the record of
 // what went wrong.
 //
-// Kept per (device, groups, communication id), as XLA keeps its communicators, and made anew where
-// XLA has made its communicator anew, be it at the same address. XLA runs the programs that share a
-// clique in the same order on all ranks, and one at a time in their early stages: so the collective
-// calls here match.
+// Kept per device and communicator, and made anew where XLA has made its communicator anew, be it
+// at the same address. The groups that a call names do not tell the communicator: they are numbers
+// of devices in a program, which may be other devices in the next one. XLA runs the programs that
+// share a clique in the same order on all ranks, and one at a time in their early stages: so the
+// collective calls here match.
 #pragma once
 
 #include <deque>
@@ -38,8 +39,9 @@ class Clique {
   // Later calls return the same, as a rank that tried again would be alone.
   std::optional<Failure> Join(const CallSite& site);
 
-  // Whether this is the clique of a communicator, and not of an earlier one that XLA had.
-  bool IsOf(nccl::Comm* comm);
+  // Whether it is of the communicator that is at this address now, and not of an earlier one that
+  // XLA had. Not if that cannot be told, as NCCL could not be used when it was made.
+  bool IsCurrent();
 
   // From here on: after Join succeeded.
   const Offer& offer() const { return offer_; }
@@ -58,11 +60,6 @@ class Clique {
 
   // Collective: gives NCCL's collectives of a call site its deadline. Fails on all ranks alike.
   std::variant<HostWatch::Marks, Failure> Watch(const CallSite& site);
-
-  // What all ranks know: some rank gets no windows from XLA for any call, and why. Registering
-  // windows makes XLA wait for all ranks without a deadline, so that nobody must ask for them then.
-  void ForgoWindows(const std::string& why);
-  std::string no_windows();
 
   // Collective: memory of at least so many bytes that every rank reaches. What is there grows, and
   // is shared by all calls that ask for the same use.
@@ -123,15 +120,19 @@ class Clique {
   std::map<std::pair<nccl::Window*, size_t>, PeerPointers> pointers_;
   std::optional<Failure> fault_;
   bool fault_was_told_ = false;
-  std::string no_windows_;
   std::deque<uint32_t> last_calls_;  // Their op_ids.
 };
 
-// The clique of a call on a device.
-std::shared_ptr<Clique> CliqueFor(int device, nccl::Comm* comm, const CallSite& site);
-// The one that there is, if any.
-std::shared_ptr<Clique> FindClique(int device, const CallSite& site);
+// The clique of a communicator on a device.
+std::shared_ptr<Clique> CliqueFor(int device, nccl::Comm* comm);
 // All that there have been, for CheckHealth.
 std::vector<std::shared_ptr<Clique>> AllCliques();
+
+// What all ranks of a call's groups know: some rank gets no windows from XLA for any call, and why.
+// Registering windows makes XLA wait for all ranks without a deadline, so that nobody must ask for
+// them then. By groups, as it is needed before XLA lends the communicator.
+void ForgoWindows(int device, const CallSite& site, const std::string& why);
+// "": nothing of the kind is known.
+std::string WhyNoWindows(int device, const CallSite& site);
 
 }  // namespace jcoll::gpu

@@ -61,13 +61,15 @@ const char* Name(Topic topic) {
 }  // namespace
 
 std::variant<std::unique_ptr<Communicator>, Failure> Communicator::Open(const nccl::Api* api,
-                                                                        nccl::Comm* comm,
-                                                                        int num_ranks) {
+                                                                        nccl::Comm* comm) {
   std::unique_ptr<Communicator> opened(new Communicator(api, comm));
-  if (auto failure = opened->ReadRank(num_ranks)) return *failure;
   if (auto failure = opened->Mark()) return *failure;
-  if (auto failure = opened->Allocate()) return *failure;
   return opened;
+}
+
+std::optional<Failure> Communicator::SetUp(int num_ranks) {
+  auto failure = ReadRank(num_ranks);
+  return failure ? failure : Allocate();
 }
 
 std::optional<Failure> Communicator::ReadRank(int expected_ranks) {

@@ -27,13 +27,17 @@ enum class Topic : uint32_t { kVerdict, kRankFacts, kReach, kAnnouncement };
 // for the next one's. So the first failure is that of all later exchanges.
 class Communicator {
  public:
-  // The communicator's device is current. Fails if it has not `num_ranks` ranks.
+  // From here on IsSame tells, whatever fails afterwards.
+  static std::variant<std::unique_ptr<Communicator>, Failure> Open(const nccl::Api* api,
+                                                                   nccl::Comm* comm);
+
+  // Before all that follows. The communicator's device is current. Fails if it has not `num_ranks`
+  // ranks.
   //
   // This rank is the place of the device in its group, as XLA makes communicators in the order of
   // the groups' ids. That the device is the one which the program takes for this rank cannot be
   // seen from here: a handler is not told its device's logical id.
-  static std::variant<std::unique_ptr<Communicator>, Failure> Open(const nccl::Api* api,
-                                                                   nccl::Comm* comm, int num_ranks);
+  std::optional<Failure> SetUp(int num_ranks);
 
   int rank() const { return rank_; }
   int num_ranks() const { return num_ranks_; }

@@ -133,6 +133,23 @@ std::optional<std::string> HostCallsRefusal(const CallSite& site) {
   return std::nullopt;
 }
 
+std::string HostCallsCaveat(const CallSite& site) {
+  const bool is_16_bits = site.dtype == DType::kF16 || site.dtype == DType::kBF16;
+  const bool is_real = is_16_bits || site.dtype == DType::kF32 || site.dtype == DType::kF64;
+  switch (site.reduce_op) {
+    case ReduceOp::kMin:
+    case ReduceOp::kMax:
+      return is_real ? "its min and max take no notice of NaN" : "";
+    case ReduceOp::kSum:
+    case ReduceOp::kMean:
+    case ReduceOp::kProd:
+      return is_16_bits ? "it rounds 16-bit floats at every rank" : "";
+    case ReduceOp::kNone:
+      break;
+  }
+  return "";
+}
+
 std::optional<Failure> RunHostCalls(const CallSite& site, const Communicator& communicator,
                                     const HostWatch::Marks& marks, const Buffers& buffers,
                                     cudaStream_t stream) {

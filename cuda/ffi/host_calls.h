@@ -1,6 +1,6 @@
 // Collectives by NCCL's own functions, on the stream of the call: where our kernels do not serve
-// it, as where ranks do not reach each other's memory. NCCL adds 16-bit floats in their own
-// precision, rounding at every rank, and waits for ranks without a deadline (see host_watch.h).
+// it, as where ranks do not reach each other's memory. NCCL waits for ranks without a deadline (see
+// host_watch.h).
 #pragma once
 
 #include <optional>
@@ -14,6 +14,9 @@ namespace jcoll::gpu {
 
 // Why NCCL has no function for a call; nothing if it has.
 std::optional<std::string> HostCallsRefusal(const CallSite& site);
+
+// In what NCCL's results are not what jcoll promises; "" if they are.
+std::string HostCallsCaveat(const CallSite& site);
 
 // Asynchronous. Precondition: no refusal. `marks`: by which the collective is watched.
 std::optional<Failure> RunHostCalls(const CallSite& site, const Communicator& communicator,

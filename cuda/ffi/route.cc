@@ -177,7 +177,9 @@ std::variant<Route, Failure> ChooseRoute(const CallSite& site, const Offer& offe
         "no kernel of jcoll's serves this call (" + reason + "), and " + *refusal + ".",
         "Use algorithm=\"xla\".");
   }
-  LogOnce("jcoll." + site.op_name + " is done by NCCL: " + reason);
+  const std::string caveat = HostCallsCaveat(site);
+  LogOnce("jcoll." + site.op_name + " is done by NCCL: " + reason +
+          (caveat.empty() ? "" : ". Mind that " + caveat));
   return Route{Path::kHostCalls};
 }
 

@@ -83,9 +83,7 @@ Stages::Windows Stages::CanAsk(Collectives& xla, int device, const Buffers& buff
   if (found == nullptr || !(*found)->has_peer_pointers()) {
     return never("NCCL is too old for windows");
   }
-  if (const auto clique = FindClique(device, site_)) {
-    if (const std::string why = clique->no_windows(); !why.empty()) return never(why);
-  }
+  if (const std::string why = WhyNoWindows(device, site_); !why.empty()) return never(why);
   if (std::string refused = Find(device).refused_windows; !refused.empty()) return {{}, refused};
   if (Overlap(buffers.inputs[0], buffers.outputs[0])) {
     return {{}, "the result replaces the operand"};
@@ -122,7 +120,7 @@ std::optional<Failure> Stages::Initialize(Collectives& xla, int device, const Bu
   const device::Scoped current(device);
   const auto got = xla.GetCommunicator();
   if (auto* failure = std::get_if<Failure>(&got)) return *failure;
-  const auto clique = CliqueFor(device, std::get<nccl::Comm*>(got), site_);
+  const auto clique = CliqueFor(device, std::get<nccl::Comm*>(got));
   if (auto fault = clique->Fault(/*is_caller=*/true)) return fault;
   OfDevice kept = Find(device);
   if (kept.agreement == nullptr || kept.agreement->clique != clique) {
@@ -157,7 +155,7 @@ Stages::AgreementOr Stages::Agree(Collectives& xla, int device, const Buffers& b
                         "have the same jaxlib, NCCL and allocator.";
   }
   if (failure) return *failure;
-  if (windows.for_good) clique->ForgoWindows(windows.missing);
+  if (windows.for_good) ForgoWindows(device, site_, windows.missing);
   *compared = windows.places;
   const auto route = ChooseRoute(site_, clique->offer(), windows.missing);
   if (auto* bad = std::get_if<Failure>(&route)) return *bad;

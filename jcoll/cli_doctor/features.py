@@ -61,6 +61,8 @@ def _cuda_obstacle(facts: Facts) -> str | None:
     gpus = facts["cuda"]["GPUs"]
     if isinstance(gpus, Failed) or not gpus:
         return gpus.why if isinstance(gpus, Failed) else "the driver sees no GPU"
+    if isinstance(devices := facts["jax"]["CUDA devices"], Failed):
+        return f"JAX does not use the GPUs: {devices.why}"
     obstacle = facts["cuda"]["obstacle"]
     return str(obstacle) if obstacle is not None else _kernels_obstacle(facts)
 

@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 import socket
+import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -54,8 +55,15 @@ def _asked(probe: Probe) -> Any:
     except cuda_driver.DriverError as e:
         return Failed(str(e))
     except Exception as e:  # Whatever is wrong here is what the report is for.
-        first_line = str(e).partition("\n")[0]
-        return Failed(f"{type(e).__name__}: {first_line}" if first_line else type(e).__name__)
+        return Failed(f"{type(e).__name__}{_what_it_says(e)}")
+
+
+def _what_it_says(e: Exception) -> str:
+    """Its first line or, as an assertion of JAX's has none, where it comes from."""
+    if first_line := str(e).partition("\n")[0]:
+        return f": {first_line}"
+    place = traceback.extract_tb(e.__traceback__)[-1]
+    return f" at {os.path.basename(place.filename)}:{place.lineno}, in {place.name}"
 
 
 # The machine
@@ -160,6 +168,13 @@ def _devices() -> list[str]:
 
     kinds = [device.device_kind for device in jax.devices()]
     return [f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)]
+
+
+def _cuda_devices() -> int:
+    """Which JAX has only with its plugin for CUDA, and if JAX_PLATFORMS lets it."""
+    import jax
+
+    return len(jax.devices("cuda"))
 
 
 def _allocator() -> str:
@@ -270,6 +285,7 @@ PROBES: dict[str, dict[str, Probe]] = {
     "jax": {
         "backend": _backend,
         "devices": _devices,
+        "CUDA devices": _cuda_devices,
         "processes": _processes,
         "GPU allocator": _allocator,
         "FFI": _ffi,

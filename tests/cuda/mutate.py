@@ -267,10 +267,17 @@ def check(source: Path, chosen: dict[int, Bug], jobs: int) -> bool:
     return num_found == len(chosen)
 
 
+def positive(text: str) -> int:
+    number = int(text)  # argparse has a text for what is no integer.
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not at least 1")
+    return number
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Seed bugs in the kernels' protocols.")
     parser.add_argument("names", nargs="*", metavar="NAME")
-    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--jobs", type=positive, default=2)
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="build there, and leave it")
     args = parser.parse_args()
     chosen = {

@@ -50,7 +50,9 @@ class Program {
     if (kernel == Kernel::kAllReduceOneShotLL) call.num_blocks = BlocksFor(call, world_.device());
     for (int r = 0; r < job_.num_ranks; ++r) {
       calls_.push_back(world_.ForRank(call, r, &input_, &output_));
-      if (kernel == Kernel::kRaggedAllToAll) calls_[r].rows = EvenRows(r);
+      if (kernel == Kernel::kRaggedAllToAll) {
+        calls_[r].rows = rounds::EvenRows(job_, r, rows_.emplace_back(3 * job_.num_ranks).data());
+      }
     }
   }
 
@@ -77,21 +79,6 @@ class Program {
   }
 
  private:
-  // As all_to_all: rank r's row i for rank p.
-  jcoll::gpu::RaggedRows EvenRows(int rank) {
-    const int n = job_.num_ranks;
-    auto& arrays = rows_.emplace_back(3 * n, kCount);  // Offsets, sizes, offsets.
-    for (int p = 0; p < n; ++p) arrays[p] = p * kCount, arrays[2 * n + p] = rank * kCount;
-    jcoll::gpu::RaggedRows rows;
-    rows.input_offsets = arrays.data();
-    rows.send_sizes = arrays.data() + n;
-    rows.output_offsets = arrays.data() + 2 * n;
-    rows.is_int64 = true;
-    rows.row_nbytes = 4;
-    rows.input_rows = rows.output_rows = n * kCount;
-    return rows;
-  }
-
   World& world_;
   const Job job_;
   Buffers input_, output_;

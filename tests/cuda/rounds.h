@@ -51,6 +51,25 @@ struct Job {
   }
 };
 
+// Of ragged_all_to_all, as all_to_all: rank r's row i for rank p. `arrays` has room for 3 numbers
+// for each rank, and stays.
+inline jcoll::gpu::RaggedRows EvenRows(const Job& job, int rank, int64_t* arrays) {
+  const int n = job.num_ranks;
+  for (int p = 0; p < n; ++p) {
+    arrays[p] = p * job.count;
+    arrays[n + p] = job.count;
+    arrays[2 * n + p] = rank * job.count;
+  }
+  jcoll::gpu::RaggedRows rows;
+  rows.input_offsets = arrays;
+  rows.send_sizes = arrays + n;
+  rows.output_offsets = arrays + 2 * n;
+  rows.is_int64 = true;
+  rows.row_nbytes = 4;
+  rows.input_rows = rows.output_rows = n * job.count;
+  return rows;
+}
+
 // ---- In stream order; see rounds.cu. The number of the round is in the device's memory, so that a
 // CUDA graph may repeat the launches.
 

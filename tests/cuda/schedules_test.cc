@@ -8,7 +8,6 @@ namespace {
 
 using namespace world;
 using elements::Random;
-using jcoll::gpu::RaggedRows;
 using rounds::Job;
 using schedules::OnRank;
 
@@ -50,7 +49,9 @@ class Program {
       Call own = world_->ForRank(call, r, &input_, &output_);
       own.peers.multicast_input = multicast_input_->address();
       own.peers.multicast_output = multicast_output_->address();
-      if (call.kernel == Kernel::kRaggedAllToAll) own.rows = EvenRows(r, count);
+      if (call.kernel == Kernel::kRaggedAllToAll) {
+        own.rows = rounds::EvenRows(job, r, rows_.emplace_back(3 * job.num_ranks).data());
+      }
       OnRank(world_, r, [=] { WriteInput(job, r, round); });
       world_->Launch(own);
       OnRank(world_, r, [=] { CheckOutput(job, r, round); });
@@ -58,21 +59,6 @@ class Program {
   }
 
  private:
-  // As all_to_all: rank r's row i for rank p.
-  RaggedRows EvenRows(int rank, int64_t count) {
-    const int n = world_->num_ranks();
-    auto& arrays = rows_.emplace_back(3 * n, count);  // Offsets, sizes, offsets.
-    for (int p = 0; p < n; ++p) arrays[p] = p * count, arrays[2 * n + p] = rank * count;
-    RaggedRows rows;
-    rows.input_offsets = arrays.data();
-    rows.send_sizes = arrays.data() + n;
-    rows.output_offsets = arrays.data() + 2 * n;
-    rows.is_int64 = true;
-    rows.row_nbytes = 4;
-    rows.input_rows = rows.output_rows = n * count;
-    return rows;
-  }
-
   void WriteInput(const Job& job, int rank, int round) {
     auto* input = reinterpret_cast<int32_t*>(input_[rank]);
     for (int64_t i = 0; i < job.input_count(); ++i) input[i] = rounds::Value(round, rank, i);
@@ -111,6 +97,23 @@ TEST(FiveRanks) {
   for (uint32_t seed = 1; seed <= 2; ++seed) RunSeed(5, seed, 60);
 }
 
+// The last place of the tables and of the pads, which all other tests leave free.
+TEST(AsManyRanksAsATableHolds) {
+  jcoll::emulator::Options options;
+  options.threads_per_block = 1;
+  jcoll::emulator::SetOptions(options);
+  {
+    World world(jcoll::gpu::kMaxRanks);
+    world.StartNearWrap();
+    Program program(&world, 3);
+    int round = 0;
+    for (const Kernel kernel : kKernels) program.EnqueueCall(kernel, 91, round++);
+    world.Synchronize();
+    world.ExpectNoErrors();
+  }
+  jcoll::emulator::SetOptions({});
+}
+
 // Messages without data keep the ranks as close together as others do: LL has no barrier.
 TEST(EmptyMessagesByLines) {
   jcoll::emulator::Options options;
@@ -137,17 +140,12 @@ TEST(BarrierOrdersPrograms) {
   {
     World world(3);
     int cells[3] = {};
-    const auto on_rank = [&world](int r, std::function<void()> body) {
-      world.stream(r).Enqueue(1, [body = std::move(body)] {
-        if (threadIdx.x == 0) body();
-      });
-    };
     for (int round = 1; round <= 40; ++round) {
       for (int r = 0; r < 3; ++r) {
         const Call call = world.ForRank({}, r, nullptr, nullptr);
-        on_rank(r, [&cells, r, round] { cells[r] = round; });
+        OnRank(&world, r, [&cells, r, round] { cells[r] = round; });
         world.Launch(call);
-        on_rank(r, [&cells, round] {
+        OnRank(&world, r, [&cells, round] {
           const bool right = cells[0] == round && cells[1] == round && cells[2] == round;
           if (!right) EXPECT_EQ("barrier in round " + std::to_string(round), "right");
         });

@@ -1,6 +1,7 @@
 // What lasts between calls: the ranks' first meeting, memory, addresses, failures.
 
 #include <algorithm>
+#include <map>
 
 #include "check.h"
 #include "cuda/ffi/health.h"
@@ -17,11 +18,27 @@ using fake::Xla;
 using jcoll::gpu::CheckHealth;
 using jcoll::gpu::ErrorKind;
 using jcoll::gpu::ErrorRecord;
+using jcoll::gpu::SignalPad;
 
 void Reset() {
   fake::Reset();
   fake::ResetKernels();
 }
+
+// A program of one collective that has run once, on ranks that nothing is wrong with.
+struct Ran {
+  explicit Ran(const Attributes& attributes) : job(&xla, attributes) {
+    EXPECT(!job.Instantiate());
+    EXPECT(fake::AllWell(job.Run()));
+    launched = fake::TakeLaunched();
+  }
+  struct Clean {
+    Clean() { Reset(); }
+  } clean;
+  Xla xla;
+  Job job;
+  std::vector<fake::Launched> launched;
+};
 
 // As a kernel would, once, on the device: the fields, and then that they are there.
 void Fail(ErrorRecord* record, ErrorKind kind, uint32_t op_id) {
@@ -46,11 +63,8 @@ bool Says(const std::string& text, const std::string& part) {
 }  // namespace
 
 TEST(AddressesAreAskedForOnce) {
-  Reset();
-  Xla xla;
-  Job job(&xla, AllReduce(4, "two_shot"));
-  EXPECT(!job.Instantiate());
-  EXPECT(fake::AllWell(job.Run()));
+  Ran ran(AllReduce(4, "two_shot"));
+  Job& job = ran.job;
   const auto group = job.group();
   // On each of 4 ranks: the pad, the operand, the result on 4 ranks.
   EXPECT_EQ(group->num_lookups(), 4 * 3 * 4);
@@ -60,7 +74,7 @@ TEST(AddressesAreAskedForOnce) {
   EXPECT(fake::AllWell(job.Run()));
   EXPECT_EQ(group->num_lookups(), 48 + 4 * 2);
   // The same buffers by another instruction.
-  Job other(&xla, job.attributes);
+  Job other(&ran.xla, job.attributes);
   other.inputs = job.inputs;
   other.outputs = job.outputs;
   EXPECT(!other.Instantiate());
@@ -69,15 +83,11 @@ TEST(AddressesAreAskedForOnce) {
 }
 
 TEST(WindowsThatXlaMadeAnew) {
-  Reset();
-  Xla xla;
-  Job job(&xla, AllReduce(2, "two_shot"));
-  EXPECT(!job.Instantiate());
-  EXPECT(fake::AllWell(job.Run()));
-  fake::TakeLaunched();
+  Ran ran(AllReduce(2, "two_shot"));
+  Job& job = ran.job;
   // The same handles and offsets on rank 0, and another buffer on rank 1.
-  xla.ForgetWindows();
-  Job elsewhere(&xla, job.attributes);
+  ran.xla.ForgetWindows();
+  Job elsewhere(&ran.xla, job.attributes);
   job.inputs[1] = elsewhere.inputs[1];
   EXPECT(fake::AllWell(job.Run()));
   const auto launched = fake::TakeLaunched();
@@ -178,18 +188,16 @@ TEST(NonBlockingCommunicator) {
 }
 
 TEST(AFailureIsToldOnceAndTheCommunicatorIsDead) {
-  Reset();
-  Xla xla;
-  Job job(&xla, AllReduce(2, "two_shot"));
-  Job unharmed(&xla, AllReduce(2, "two_shot"));
-  EXPECT(!job.Instantiate());
+  Ran ran(AllReduce(2, "two_shot"));
+  Job& job = ran.job;
+  const auto& launched = ran.launched;
+  Job unharmed(&ran.xla, AllReduce(2, "two_shot"));
   EXPECT(!unharmed.Instantiate());
-  EXPECT(fake::AllWell(job.Run()));
   EXPECT(fake::AllWell(unharmed.Run()));
+  fake::TakeLaunched();
   EXPECT(CheckHealth().empty());
-  const auto launched = fake::TakeLaunched();
   Fail(launched[0].call.peers.error, ErrorKind::kTimeout, launched[0].call.op_id);
-  Fail(launched[2].call.peers.error, ErrorKind::kPeerGaveUp, launched[2].call.op_id);
+  Fail(launched[1].call.peers.error, ErrorKind::kPeerGaveUp, launched[1].call.op_id);
 
   const auto execute = XLA_FFI_ExecutionStage_EXECUTE;
   const auto first = job.Stage(execute);
@@ -205,14 +213,14 @@ TEST(AFailureIsToldOnceAndTheCommunicatorIsDead) {
   EXPECT(Says(second[0].value_or("ok"), "rank 0 waited 1.5 s for rank 1"));
   EXPECT(fake::TakeLaunched().empty());
   // Other instructions on the communicator learn of it too; other communicators are well.
-  Job other(&xla, job.attributes);
+  Job other(&ran.xla, job.attributes);
   EXPECT(!other.Instantiate());
   EXPECT(fake::AllSay(other.Run(), "takes no more calls"));
   EXPECT(fake::AllWell(unharmed.Run()));
   EXPECT_EQ(CheckHealth().size(), 2);
   EXPECT(Says(CheckHealth().at(0), "rank 0 waited 1.5 s for rank 1"));
   // XLA makes the communicator anew: it works, and what was wrong is not forgotten.
-  xla.ForgetCommunicators();
+  ran.xla.ForgetCommunicators();
   EXPECT(fake::AllWell(job.Run()));
   EXPECT_EQ(CheckHealth().size(), 2);
 }
@@ -220,16 +228,13 @@ TEST(AFailureIsToldOnceAndTheCommunicatorIsDead) {
 // A CUDA graph that is replayed: XLA prepares and initializes what is in it, and that is all that
 // the handler sees of the run.
 TEST(AFailureInAReplayedGraph) {
-  Reset();
-  Xla xla;
-  Job job(&xla, AllReduce(2, "two_shot"));
-  EXPECT(!job.Instantiate());
+  Ran ran(AllReduce(2, "two_shot"));
+  Job& job = ran.job;
+  const auto& launched = ran.launched;
   const auto replay = [&job] {
     const auto errors = job.Stage(XLA_FFI_ExecutionStage_PREPARE);
     return fake::AllWell(errors) ? job.Stage(XLA_FFI_ExecutionStage_INITIALIZE) : errors;
   };
-  EXPECT(fake::AllWell(job.Run()));
-  const auto launched = fake::TakeLaunched();
   EXPECT(fake::AllWell(replay()));
   Fail(launched[1].call.peers.error, ErrorKind::kTimeout, launched[1].call.op_id);
   EXPECT(Says(replay()[1].value_or("ok"), "4 jcoll.all_reduce over axis 'x'"));
@@ -237,12 +242,9 @@ TEST(AFailureInAReplayedGraph) {
 }
 
 TEST(WhatIsKnownOfAFailureIsLogged) {
-  Reset();
-  Xla xla;
-  Job job(&xla, AllReduce(2, "two_shot"));
-  EXPECT(!job.Instantiate());
-  EXPECT(fake::AllWell(job.Run()));
-  const auto launched = fake::TakeLaunched();
+  Ran ran(AllReduce(2, "two_shot"));
+  Job& job = ran.job;
+  const auto& launched = ran.launched;
   jcoll::gpu::SignalPad* pad = launched[0].call.peers.pad[0];
   pad->calls = 17;
   pad->epoch[3] = 41;
@@ -264,14 +266,11 @@ TEST(WhatIsKnownOfAFailureIsLogged) {
 
 // The new communicators have the addresses of those that XLA has destroyed.
 TEST(CommunicatorsMadeAnew) {
-  Reset();
-  Xla xla;
-  Job job(&xla, AllReduce(3, "two_shot"));
-  EXPECT(!job.Instantiate());
-  EXPECT(fake::AllWell(job.Run()));
+  Ran ran(AllReduce(3, "two_shot"));
+  Job& job = ran.job;
+  const auto& before = ran.launched;
   const auto* comm = job.group()->comm(0);
-  const auto before = fake::TakeLaunched();
-  xla.ForgetCommunicators();
+  ran.xla.ForgetCommunicators();
   EXPECT(fake::AllWell(job.Run()));
   EXPECT(job.group()->comm(0) == comm);
   const auto after = fake::TakeLaunched();
@@ -281,13 +280,65 @@ TEST(CommunicatorsMadeAnew) {
   EXPECT(fake::TakeLaunched()[0].call.peers.pad[1] == after[0].call.peers.pad[1]);
 }
 
-TEST(RowsOutside) {
+// Programs on other devices number these from 0 too: device 0 is rank 0 of two groups that look
+// alike, and its peers are of one each.
+TEST(SubmeshesInTurn) {
   Reset();
   Xla xla;
-  Job job(&xla, AllReduce(2, "two_shot"));
-  EXPECT(!job.Instantiate());
-  EXPECT(fake::AllWell(job.Run()));
-  const auto launched = fake::TakeLaunched();
+  const Attributes attributes = With(AllReduce(2, "two_shot"), {{"timeout_s", 2.0}});
+  Job first(&xla, attributes, {0, 1});
+  Job second(&xla, attributes, {0, 2});
+  Job swapped(&xla, attributes, {1, 0});
+  std::map<Job*, std::vector<SignalPad*>> pads;
+  for (Job* job : {&first, &second, &swapped}) EXPECT(!job->Instantiate());
+  for (int run = 0; run < 3; ++run) {
+    for (Job* job : {&first, &second, &swapped}) {
+      const auto errors = job->Run();
+      EXPECT_EQ(fake::Join(errors), fake::Join(fake::Errors(2)));
+      const auto launched = fake::TakeLaunched();
+      EXPECT_EQ(launched.size(), 2);
+      if (launched.size() != 2) continue;
+      const auto* of_rank = launched[0].call.peers.pad;
+      EXPECT(std::equal(of_rank, of_rank + 2, launched[1].call.peers.pad));
+      const std::vector<SignalPad*> now(of_rank, of_rank + 2);
+      if (run == 0) pads[job] = now;
+      EXPECT(pads[job] == now);
+    }
+  }
+  // Made once.
+  for (Job* job : {&first, &second, &swapped}) {
+    EXPECT_EQ(job->group()->registered_nbytes(0).size(), 1);
+  }
+  EXPECT(pads[&first] != pads[&second] && pads[&first] != pads[&swapped]);
+}
+
+// As axes of a mesh of 2x2 devices and of a mesh of two of them: groups that are named otherwise
+// have one communicator, and XLA makes a new one for both.
+TEST(GroupsThatShareACommunicator) {
+  Reset();
+  Xla xla;
+  const Attributes of_two = With(AllReduce(2, "two_shot"), {{"timeout_s", 2.0}});
+  Job all(&xla, With(of_two, {{"groups", std::vector<int64_t>{0, 1, 2, 3}}}));
+  Job part(&xla, of_two);
+  for (int round = 0; round < 2; ++round) {
+    for (Job* job : {&all, &part}) {
+      EXPECT(!job->Instantiate());
+      const auto errors = job->Run();
+      EXPECT_EQ(fake::Join(errors), fake::Join(fake::Errors(job->num_ranks())));
+    }
+    EXPECT(all.group() == part.group());
+    const auto launched = fake::TakeLaunched();
+    EXPECT_EQ(launched.size(), 6);
+    EXPECT(launched[0].call.peers.pad[1] == launched[1].call.peers.pad[1]);
+    EXPECT_EQ(part.group()->registered_nbytes(0).size(), 1);
+    xla.ForgetCommunicators();
+  }
+}
+
+TEST(RowsOutside) {
+  Ran ran(AllReduce(2, "two_shot"));
+  Job& job = ran.job;
+  const auto& launched = ran.launched;
   Fail(launched[1].call.peers.error, ErrorKind::kRowsOutside, launched[1].call.op_id);
   const auto errors = job.Stage(XLA_FFI_ExecutionStage_EXECUTE);
   EXPECT(!errors[0]);

@@ -222,6 +222,56 @@ TEST(TheExtensionKeepsItsStages) {
   EXPECT_EQ(error_in(execute, get_window), "ok");
 }
 
+// What a kernel reads, and where it stores, must be there. Programs of another version may have
+// less.
+TEST(OperandsOfRaggedAllToAll) {
+  Reset();
+  const Attributes ragged = {{"op", "ragged_all_to_all"}, {"reduce_op", ""},
+                             {"row_nbytes", int64_t{8}},  {"updates_per_rank", int64_t{1}},
+                             {"input_rows", int64_t{5}},  {"output_rows", int64_t{7}}};
+  Xla xla;
+  const auto error_with = [&](const Attributes& others, int operand, const fake::Array& array) {
+    Job job(&xla, With(With(AllReduce(2), ragged), others));
+    EXPECT(!job.Instantiate());
+    for (auto& inputs : job.inputs) {
+      fake::Array changed = array;
+      changed.data = inputs[operand].data;
+      inputs[operand] = changed;
+    }
+    return job.Run()[1].value_or("ok");
+  };
+  const fake::Array right = {XLA_FFI_DataType_S64, {2}};
+  EXPECT_EQ(error_with({}, 3, right), "ok");
+  for (int operand = 2; operand < 6; ++operand) {
+    EXPECT(
+        Says(error_with({}, operand, {XLA_FFI_DataType_S64, {1}}),
+             operand == 2 ? "operand 2 has 8 bytes" : "has 8 bytes, not an offset or size of 8"));
+    // All of one width, of the two that there are.
+    EXPECT(Says(error_with({}, operand, {XLA_FFI_DataType_S32, {2}}), "an offset or size of"));
+  }
+  EXPECT(Says(error_with({}, 2, {XLA_FFI_DataType_S16, {2}}), "not of 4 or 8 bytes"));
+  EXPECT(Says(error_with({}, 1, {XLA_FFI_DataType_F32, {13}}), "operand has 52 bytes, not 56"));
+  const std::string more = error_with({{"updates_per_rank", int64_t{2}}}, 3, right);
+  EXPECT(Says(more, "bytes for each of 2 ranks' 2 updates"));
+  Job endless(&xla, With(AllReduce(2), With(ragged, {{"updates_per_rank", int64_t{1} << 40}})));
+  EXPECT(Says(endless.Instantiate().value_or("ok"), "updates_per_rank is not from 1 to 2^31"));
+}
+
+// In nanoseconds it would be more than 64 bits hold, and so over at once.
+TEST(ATimeoutOfAges) {
+  for (const double ages : {1e12, 1e300}) {
+    Reset();
+    Xla xla;
+    Job job(&xla, With(AllReduce(2), {{"timeout_s", ages}}));
+    EXPECT(!job.Instantiate());
+    EXPECT_EQ(fake::Join(job.Run()), fake::Join(fake::Errors(2)));
+    const auto launched = fake::TakeLaunched();
+    EXPECT_EQ(launched.size(), 2);
+    if (launched.empty()) continue;
+    EXPECT_EQ(launched[0].call.peers.timeout_ns, uint64_t{1000000000} * 1000000000);
+  }
+}
+
 TEST(NoExtension) {
   Reset();
   Xla xla;

@@ -96,6 +96,33 @@ TEST(AllToAll) {
   }
 }
 
+TEST(WhatNcclDoesOtherwiseIsSaid) {
+  struct Row {
+    const char *reduce_op, *dtype, *said;
+  };
+  for (const Row& row : {
+           Row{"max", "float32", "Mind that its min and max take no notice of NaN"},
+           Row{"min", "bfloat16", "Mind that its min and max take no notice of NaN"},
+           Row{"sum", "float16", "Mind that it rounds 16-bit floats at every rank"},
+           Row{"sum", "float32", ""},
+           Row{"max", "int32", ""},
+       }) {
+    Reset();
+    Xla xla;
+    Job job(&xla, With(AllReduce(2), {{"reduce_op", row.reduce_op}, {"dtype", row.dtype}}));
+    for (int rank = 0; rank < 2; ++rank) {
+      const bool is_16_bits = std::string(row.dtype).find("16") != std::string::npos;
+      if (is_16_bits) job.inputs[rank][0].dtype = job.outputs[rank][0].dtype = XLA_FFI_DataType_F16;
+    }
+    EXPECT(!job.Instantiate());
+    EXPECT(fake::AllWell(job.Run()));
+    const auto log = fake::TakeLog();
+    EXPECT(fake::Has(log, "jcoll.all_reduce is done by NCCL: "));
+    EXPECT_EQ(fake::Has(log, "Mind that"), *row.said != 0);
+    EXPECT(fake::Has(log, row.said));
+  }
+}
+
 TEST(Complex) {
   Reset();
   Xla xla;

@@ -24,6 +24,7 @@ struct XLA_FFI_CollectivesState {
   fake::Xla* xla;
   int device;
   XLA_FFI_ExecutionStage stage;
+  fake::DevicesOf devices;
 };
 
 namespace fake {
@@ -231,7 +232,10 @@ struct ExtensionFunctions {
       const XLA_FFI_Collectives_Extension* self, const Args& args, bool make) {
     Xla& xla = *self->state->xla;
     for (size_t i = 0; i < args.num_groups; ++i) {
-      const std::vector<int64_t> ids(args.groups[i].ids, args.groups[i].ids + args.groups[i].size);
+      std::vector<int64_t> ids(args.groups[i].ids, args.groups[i].ids + args.groups[i].size);
+      if (const DevicesOf& devices = self->state->devices; !devices.empty()) {
+        for (int64_t& id : ids) id = devices.at(id);
+      }
       const auto own = std::find(ids.begin(), ids.end(), self->state->device);
       if (own == ids.end()) continue;
       const Xla::Key key = {ids, args.communication_id};
@@ -362,9 +366,9 @@ int Xla::num_window_requests() {
 }
 
 std::unique_ptr<ExtensionOfCall, void (*)(ExtensionOfCall*)> NewExtension(
-    Xla* xla, int device, XLA_FFI_ExecutionStage stage) {
+    Xla* xla, int device, XLA_FFI_ExecutionStage stage, const DevicesOf& devices) {
   auto* made = new ExtensionOfCall();
-  made->state = {xla, device, stage};
+  made->state = {xla, device, stage, devices};
   made->extension.extension_base = {
       XLA_FFI_Collectives_Extension_STRUCT_SIZE,
       {XLA_FFI_Extension_Collectives, xla->major_version, xla->minor_version},
@@ -381,8 +385,8 @@ const XLA_FFI_Extension* Base(const ExtensionOfCall* extension) {
   return &extension->extension.extension_base;
 }
 
-Instruction::Instruction(Xla* xla, Attributes attributes)
-    : xla_(xla), attributes_(std::move(attributes)) {}
+Instruction::Instruction(Xla* xla, Attributes attributes, DevicesOf devices)
+    : xla_(xla), attributes_(std::move(attributes)), devices_(std::move(devices)) {}
 
 Instruction::~Instruction() { Unload(); }
 
@@ -403,7 +407,7 @@ std::optional<std::string> Instruction::Run(XLA_FFI_ExecutionStage stage, int de
   if (stage == XLA_FFI_ExecutionStage_INITIALIZE) {
     if (auto error = xla_->AcquireMemory(device)) return error;
   }
-  const auto extension = NewExtension(xla_, device, stage);
+  const auto extension = NewExtension(xla_, device, stage, devices_);
   XLA_FFI_InvokeContext context;
   context.device = device;
   context.stream = stream;

@@ -1,6 +1,6 @@
 // XLA's side of its FFI: the functions and call frames that a handler sees, and the extension
 // "Collectives" for ranks that are threads of this process. The logical id of a device is its
-// ordinal.
+// ordinal, unless a program is compiled for other devices (DevicesOf).
 #pragma once
 
 #include <condition_variable>
@@ -41,6 +41,9 @@ struct Attribute {
 };
 using Attributes = std::map<std::string, Attribute>;
 
+// The device assignment of a program: the ordinals of its devices, by logical id. Empty: its own.
+using DevicesOf = std::vector<int>;
+
 struct Array {
   XLA_FFI_DataType dtype = XLA_FFI_DataType_F32;
   std::vector<int64_t> shape;
@@ -59,7 +62,7 @@ class Xla {
   std::map<int, size_t> moves_windows;         // Where buffers lie in windows, by device.
   double registration_s = 20;                  // XLA itself would wait for ever.
 
-  // The communicator of these devices, and the rank of one of them.
+  // The communicator of these devices, by ordinal.
   std::shared_ptr<Group> GroupOf(const std::vector<int64_t>& ids, int64_t communication_id);
   // XLA makes the communicators anew when it is next asked, as after a failure: at the same
   // addresses.
@@ -94,13 +97,13 @@ class Xla {
 // The extension as one call of a handler sees it.
 struct ExtensionOfCall;
 std::unique_ptr<ExtensionOfCall, void (*)(ExtensionOfCall*)> NewExtension(
-    Xla* xla, int device, XLA_FFI_ExecutionStage stage);
+    Xla* xla, int device, XLA_FFI_ExecutionStage stage, const DevicesOf& devices = {});
 const XLA_FFI_Extension* Base(const ExtensionOfCall* extension);
 
 // One custom call of a compiled program.
 class Instruction {
  public:
-  Instruction(Xla* xla, Attributes attributes);
+  Instruction(Xla* xla, Attributes attributes, DevicesOf devices = {});
   ~Instruction();
 
   // The stages; Instantiate loads the program anew. What the handler said if it failed: the code's
@@ -118,6 +121,7 @@ class Instruction {
 
   Xla* xla_;
   Attributes attributes_;
+  DevicesOf devices_;
   void* state_ = nullptr;
 };
 

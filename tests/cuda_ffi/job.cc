@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
+#include <numeric>
 #include <utility>
 
 #include "cuda/ffi/log_once.h"
@@ -30,6 +31,12 @@ std::pair<int64_t, int64_t> Sizes(const Attributes& attributes) {
     return {Int(attributes, "input_rows") * width, Int(attributes, "output_rows") * width};
   }
   return {count, count};
+}
+
+DevicesOf FirstDevices(size_t num) {
+  DevicesOf devices(num);
+  std::iota(devices.begin(), devices.end(), 0);
+  return devices;
 }
 
 struct Log {
@@ -75,16 +82,16 @@ Attributes With(const Attributes& attributes, const Attributes& others) {
   return changed;
 }
 
-Job::Job(Xla* runtime, Attributes given)
+Job::Job(Xla* runtime, Attributes given, DevicesOf on)
     : xla(runtime),
       attributes(std::move(given)),
-      instruction(std::make_unique<Instruction>(runtime, attributes)) {
+      devices(on.empty() ? FirstDevices(attributes.at("groups").array.size()) : std::move(on)),
+      instruction(std::make_unique<Instruction>(runtime, attributes, devices)) {
   const auto [in, out] = Sizes(attributes);
-  const size_t ranks = attributes.at("groups").array.size();
-  for (size_t rank = 0; rank < ranks; ++rank) {
+  for (const int device : devices) {
     inputs.push_back({NewArray(in)});
     outputs.push_back({NewArray(out)});
-    streams.push_back(NewStream(static_cast<int>(rank)));
+    streams.push_back(NewStream(device));
     if (attributes.at("op").text != "ragged_all_to_all") continue;
     inputs.back().push_back(NewArray(out));
     for (int i = 0; i < 4; ++i) {
@@ -95,9 +102,10 @@ Job::Job(Xla* runtime, Attributes given)
 }
 
 std::shared_ptr<Group> Job::group() const {
-  const auto& groups = attributes.at("groups").array;
-  const int64_t size = Int(attributes, "group_size");
-  return xla->GroupOf({groups.begin(), groups.begin() + size}, Int(attributes, "communication_id"));
+  std::vector<int64_t> ids = attributes.at("groups").array;
+  ids.resize(Int(attributes, "group_size"));
+  for (int64_t& id : ids) id = devices.at(id);
+  return xla->GroupOf(ids, Int(attributes, "communication_id"));
 }
 
 std::vector<HostCall> Job::HostCalls(int rank) const {
@@ -110,7 +118,8 @@ std::vector<HostCall> Job::HostCalls(int rank) const {
 Errors Job::Stage(XLA_FFI_ExecutionStage stage) {
   Errors errors(num_ranks());
   OnAll(num_ranks(), [&](int rank) {
-    errors[rank] = instruction->Run(stage, rank, inputs[rank], outputs[rank], streams[rank]);
+    errors[rank] =
+        instruction->Run(stage, devices[rank], inputs[rank], outputs[rank], streams[rank]);
     if (stage != XLA_FFI_ExecutionStage_EXECUTE) return;
     while (!Advance(streams[rank])) std::this_thread::yield();
   });
@@ -131,7 +140,7 @@ Errors Job::RunOn(const std::vector<int>& ranks) {
   Errors errors(num_ranks());
   OnAll(static_cast<int>(ranks.size()), [&](int i) {
     const int rank = ranks[i];
-    errors[rank] = instruction->RunAll(rank, inputs[rank], outputs[rank], streams[rank]);
+    errors[rank] = instruction->RunAll(devices[rank], inputs[rank], outputs[rank], streams[rank]);
   });
   return errors;
 }

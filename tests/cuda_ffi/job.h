@@ -31,8 +31,8 @@ Attributes With(const Attributes& attributes, const Attributes& others);
 
 class Job {
  public:
-  // Arrays of f32 by default, in memory of the job's own.
-  Job(Xla* xla, Attributes attributes);
+  // Arrays of f32 by default, in memory of the job's own. On the first devices, if none are named.
+  Job(Xla* xla, Attributes attributes, DevicesOf devices = {});
 
   int num_ranks() const { return static_cast<int>(inputs.size()); }
   // Of the first group.
@@ -50,6 +50,7 @@ class Job {
 
   Xla* const xla;
   const Attributes attributes;
+  DevicesOf devices;  // By rank.
   std::unique_ptr<Instruction> instruction;
   std::vector<std::vector<Array>> inputs, outputs;  // By rank.
   std::vector<cudaStream_t> streams;

@@ -295,6 +295,16 @@ def test_the_table_is_what_its_script_writes() -> None:
     assert {row.op for row in shipped.rows} == set(SPECS)
 
 
+def test_a_broadcast_is_spread_by_all_ranks() -> None:
+    """In two shots, as its kernel's header has it: the root's link moves no more at more ranks."""
+    us = {
+        row.num_ranks: row.us["direct"]
+        for row in estimate_cuda_costs.rows()
+        if row.op == "broadcast" and row.nbytes == 1 << 28
+    }
+    assert us[64] < 2.1 * us[2]
+
+
 def test_a_table_that_is_measured_or_not() -> None:
     text = estimate_cuda_costs.text()
     assert table.parse(text.replace('"source": "estimated"', '"since": 1')).source == "measured"
