@@ -14,7 +14,7 @@ import numpy as np
 import rank
 from jax import lax
 
-import jcoll
+import jcoll.algorithms
 from jcoll.plan.builder import Builder
 
 ODD = 1
