@@ -46,6 +46,17 @@ def test_one_process(run):
     assert "measured, 4 ranks, shipped" in star
 
 
+def test_algorithms_of_the_users(run, tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(
+        "from jcoll.algorithms import algorithm\n"
+        "@algorithm('own_for_test', op='all_gather', unsupported=lambda n: 'it is full moon')\n"
+        "def own(p): pass\n"
+    )
+    out = run("all_gather", "--size", "4K", "--mesh", "x=4", "--module", str(path))
+    assert "own_for_test" in out and "it is full moon" in out
+
+
 @pytest.mark.parametrize(
     ("axis", "processes", "where"),
     [

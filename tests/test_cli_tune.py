@@ -175,6 +175,31 @@ def test_measures(tmp_path, flags):
         assert set(r["us"]) == {"direct", "binomial", "one_shot", "tree", "xla"}
 
 
+OWN = """
+from jcoll.algorithms import algorithm
+
+@algorithm("fan_for_test", op="broadcast")
+def fan(p):
+    for rank in range(p.num_ranks):
+        if rank != p.root:
+            p.send(p.root, rank)
+"""
+
+
+@pytest.mark.parametrize("flags", [["--devices", "2"], ["--processes", "2"]])
+def test_measures_algorithms_of_the_users(tmp_path, flags):
+    own, path = tmp_path / "own.py", tmp_path / "t.json"
+    own.write_text(OWN)
+    quick = ["--ops", "broadcast", "-b", "1K", "-e", "1K", "--seconds", "0.01", *flags]
+    argv = [sys.executable, "-m", "jcoll", "tune", *quick, "--module", "own.py", "-o", "t.json"]
+    done = subprocess.run(
+        argv, env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (row,) = json.loads(path.read_text())["rows"]
+    assert row["us"]["fan_for_test"] > 0
+
+
 def test_ctrl_c(tmp_path):
     path = tmp_path / "t.json"
     flags = ["--ops", "broadcast,reduce", "--devices", "2", "-o", str(path)]

@@ -1,14 +1,42 @@
-"""Calls of functions that an algorithm's author wrote: what they raise, told by where. No jax."""
+"""What an algorithm's author wrote: files that register algorithms, and calls of their functions;
+what these raise, told by where. No jax."""
 
 from __future__ import annotations
 
+import argparse
+import importlib.util
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from jcoll.errors import UsageError
 from jcoll.plan.ir import PlanError
+
+
+def add_flag(parser: argparse.ArgumentParser) -> None:
+    """--module, for `load`."""
+    help_text = "Python file that registers algorithms (jcoll.algorithms.algorithm)"
+    parser.add_argument("--module", type=Path, metavar="FILE", help=help_text)
+
+
+def load(path: Path | None) -> None:
+    """Runs a user's file, which registers algorithms. UsageError if that cannot be done."""
+    if path is None:
+        return
+    spec = importlib.util.spec_from_file_location(f"jcoll_user_{path.stem}", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise UsageError(f"--module is {path}; an existing .py file is needed: check the path")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        where = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == spec.origin]
+        line = f":{where[-1].lineno}" if where else ""
+        raise UsageError(f"--module: {path}{line}: {type(error).__name__}: {error}") from None
 
 
 @contextmanager

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import re
-import sys
-import traceback
 from pathlib import Path
 
 from jcoll.algorithms import registry
@@ -18,23 +15,6 @@ from jcoll.plan.ops import OPS
 
 MAX_STEPS = 4_000_000  # Of a plan that is kept: 130 MB, more while it is sorted.
 MAX_RANKS = 1 << 16
-
-
-def load_module(path: Path | None) -> None:
-    """Runs a user's file, which registers algorithms."""
-    if path is None:
-        return
-    spec = importlib.util.spec_from_file_location(f"jcoll_user_{path.stem}", path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise UsageError(f"--module is {path}; an existing .py file is needed: check the path")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        where = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == spec.origin]
-        line = f":{where[-1].lineno}" if where else ""
-        raise UsageError(f"--module: {path}{line}: {type(error).__name__}: {error}") from None
 
 
 def op(text: str) -> str:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from jcoll.algorithms import registry
+from jcoll.algorithms import authored, registry
 from jcoll.cli_plan import arguments, comparison, proofs
 from jcoll.errors import UsageError
 from jcoll.plan import render
@@ -72,7 +72,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Exit status: 0 done, 1 a plan is wrong (2 is a usage error)."""
     try:
-        arguments.load_module(args.module)
+        authored.load(args.module)
         return args.action(args)
     except UsageError as error:
         args.fail(str(error))
@@ -107,8 +107,7 @@ def _add(
     parser = actions.add_parser(name, help=summary)
     _lay_out(parser, summary[0].upper() + summary[1:] + ".", epilog)
     add_flags(parser)
-    help_text = "Python file that registers algorithms (jcoll.algorithms.algorithm)"
-    parser.add_argument("--module", type=Path, metavar="FILE", help=help_text)
+    authored.add_flag(parser)
     parser.set_defaults(action=action, fail=parser.error)
 
 

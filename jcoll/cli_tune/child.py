@@ -13,12 +13,14 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
 from jcoll import _compat
+from jcoll.algorithms import authored
 from jcoll.bench.cases import CASES, Problem
 from jcoll.bench.catalog import CATALOG, element_count
 from jcoll.bench.programs import Program, compile_side, make_mesh, place
@@ -151,6 +153,7 @@ class _Agreement:
 
 def main() -> None:
     run = Run.from_json(sys.argv[1])
+    authored.load(Path(run.module) if run.module else None)
     gc.disable()
     for row in measure(run):
         if jax.process_index() == 0:

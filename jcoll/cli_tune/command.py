@@ -11,6 +11,7 @@ import warnings
 from pathlib import Path
 from typing import Any, TextIO
 
+from jcoll.algorithms import authored
 from jcoll.bench import facts, rows, sizes
 from jcoll.bench.catalog import CATALOG
 from jcoll.bench.status_line import StatusLine
@@ -38,6 +39,7 @@ examples:
   python -m jcoll tune                                     8 ops on 2, 4 and 8 virtual devices
   python -m jcoll tune --processes 2,4                     the same between processes
   python -m jcoll tune --ops all_reduce --devices 8 -b 64K -e 1M --seconds 3 -o mine.json
+  python -m jcoll tune --ops all_reduce --module my_algorithms.py    with algorithms of your own
 
 The file: $JCOLL_TUNING_FILE, or {path}; rows that
 it has are replaced, others kept, unless they are of another machine. Sums of floats may have other
@@ -62,11 +64,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--seconds", type=float, default=1.0, metavar="S", help="for a size (default 1)")
     add("--repeats", type=int, default=1, metavar="N", help="of everything; for a noisy machine")
     add("-T", "--timeout", type=float, default=300.0, metavar="S", help="for a size (default 300)")
+    authored.add_flag(parser)
     add("-o", "--output", type=Path, metavar="FILE", help="another file than the usual one")
 
 
 def run(args: argparse.Namespace) -> int:
     try:
+        authored.load(args.module)
         todo = make_runs(args)
         path = output_path(args.output)
         old = _kept(path)
@@ -96,7 +100,8 @@ def make_runs(args: argparse.Namespace) -> list[runs.Run]:
     devices = args.devices or ("" if args.processes else "2,4,8")
     counts = [(PROCESS, n) for n in _counts("--devices", devices)]
     counts += [(PROCESSES, n) for n in _counts("--processes", args.processes or "")]
-    each = [runs.Run(placement, n, ops, measured, args.seconds) for placement, n in counts]
+    module = str(args.module.absolute()) if args.module else None
+    each = [runs.Run(placement, n, ops, measured, args.seconds, module) for placement, n in counts]
     return each * args.repeats
 
 

@@ -8,6 +8,7 @@ import re
 
 import numpy as np
 
+from jcoll.algorithms import authored
 from jcoll.bench import sizes
 from jcoll.bench.catalog import CATALOG, kind, parse_dtype
 from jcoll.comm.group import Groups
@@ -51,10 +52,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--op", dest="redop", metavar="REDOP", help=help_text)
     add("--processes", type=int, default=1, metavar="N", help="that the mesh is over (default 1)")
     add("--hosts", type=int, default=1, metavar="K", help="that these are on (default 1)")
+    authored.add_flag(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     try:
+        authored.load(args.module)
         request = make_request(args)
         configured = configured_algorithm(request.op, Groups(request.num_ranks))
     except (ValueError, TypeError) as error:  # UsageError is a ValueError.

@@ -38,6 +38,8 @@ class Run:
     ops: tuple[str, ...]
     sizes: tuple[int, ...]
     seconds: float
+    module: str | None = None
+    """A file that registers algorithms of the user's."""
 
     def points(self) -> Iterator[tuple[str, int]]:
         return itertools.product(self.ops, self.sizes)
