@@ -222,9 +222,9 @@ void Executor::WatchDeadlines(Scan scan) {
 }
 
 // If the queue has stood still from the last tick to this one, there are to be twice as many
-// workers, and so on until every queued task has one. Not at once: on a machine with more to do than
-// it has cores, workers that only wait for one look no different, and a program of many independent
-// collectives queues hundreds of tasks.
+// workers, and so on until every queued task has one. Not at once: on a machine with more to do
+// than it has cores, workers that only wait for one look no different, and a program of many
+// independent collectives queues hundreds of tasks.
 void Executor::ResolveStallLocked() {
   const bool stalled =
       queued_at_last_tick_ && !queue_.empty() && num_popped_ == popped_at_last_tick_;
