@@ -11,8 +11,9 @@ moves the rows, all and no others, each to its place. Only the number of rows th
 output_size, is fixed. If more are sent to it, all blocks for it are cut to the largest common
 height at which they fit, so that the fullest lose, their last choices and last tokens first.
 
-Capacity: every block has C = ceil(capacity_factor A / E) rows, filled up with zeros or cut off. One
-all_to_all moves them, whatever the routing: more bytes, but nothing that depends on the data.
+Capacity: every block has C = min(A, ceil(capacity_factor A / E)) rows, filled up with zeros or cut
+off. One all_to_all moves them, whatever the routing: more bytes, but nothing that depends on the
+data.
 
 A row that is cut off is *dropped*: its expert contributes zero to its token, and it is counted.
 
@@ -346,7 +347,8 @@ def _capacity(call: Call, factor: Any, num_assignments: int, num_experts: int) -
     if number is None or not 0 < number < math.inf:
         problem = f"capacity_factor={factor!r} is not a positive number."
         raise ValueError(errors.text(call.where, problem, "1.0 is the mean of the blocks; try 2."))
-    return max(1, math.ceil(number * num_assignments / num_experts))
+    rows = min(number * num_assignments / num_experts, num_assignments)
+    return max(1, math.ceil(rows))
 
 
 def _check(call: Call, x: jax.Array, experts: jax.Array, num_experts: Any) -> None:

@@ -69,6 +69,15 @@ def test_capacity_factor(value):
     refused(ValueError, "capacity_factor=.*is not a positive number", dispatch, FLOATS)
 
 
+def test_a_block_is_never_higher_than_all_there_is():
+    def dispatch(x):
+        ids = jnp.zeros((8, 1), jnp.int32)
+        options = {"num_experts": 4, "mode": "capacity", "capacity_factor": 1e300}
+        return layers.dispatch_to_experts(x, ids, "x", **options)[0]
+
+    assert on_ranks(dispatch, FLOATS).shape[0] == 4 * (4 * 8)
+
+
 @no_numbers([*NO_NUMBERS, 1.5])
 def test_label_smoothing(value):
     labels = jnp.zeros(8, jnp.int32)
