@@ -66,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.fail(f"unknown: {' '.join(unknown)}; only the flags of the help are: leave it out")
     try:
         status = args.run(args)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # It is where the program was started without one.
+            sys.stdout.flush()
     except BrokenPipeError:  # Nobody reads any more: `| head`.
         _write_to_nobody()
         return 128 + signal.SIGPIPE
@@ -79,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _write_to_nobody() -> None:
     """What is still in the buffers would be written at exit, and fail once more."""
     nobody = os.open(os.devnull, os.O_WRONLY)
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
             continue

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 MAX_THREADS = 1024
 """More than this the runtime never starts (csrc/executor.cc)."""
 
+LONGEST_S = 1e9
+"""30 years, which stand for ever: for longer, threads and stores cannot wait by the clock."""
+
 MAX_NBYTES = 1 << 40
 """What a size may be at most: 1 TiB."""
 

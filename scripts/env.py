@@ -17,6 +17,7 @@ compiled module), and only a change of native code needs a new build.
 
 import importlib.metadata
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -98,8 +99,9 @@ def headers_of(pin: str, any_python: tuple[str, ...] = ()) -> Path:
     """
     target = ROOT / "build" / "ffi" / pin.replace("==", "-")
     include = target / "jaxlib" / "include"
-    if target.exists():
+    if (include / "xla" / "ffi" / "api" / "ffi.h").exists():
         return include
+    shutil.rmtree(target, ignore_errors=True)  # A half that an interrupted build has left.
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         fetch = ("download", "-q", "--no-deps", "--only-binary", ":all:", "-d", scratch)

@@ -222,9 +222,13 @@ def in_jax(folder: Path, missing: str | None, deadline: Deadline) -> Step:
 
 def why_not_writable(path: Path) -> str:
     """Better known before eight minutes of measuring than after."""
+    is_new = not path.exists()
     try:
         with path.open("a"):
-            return ""
+            pass
+        if is_new:
+            path.unlink()
+        return ""
     except OSError as e:
         return e.strerror or str(e)
 

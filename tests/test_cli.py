@@ -31,3 +31,11 @@ def test_an_interrupt_is_one_line(tmp_path, capsys):
     path.write_text("raise KeyboardInterrupt\n")
     assert cli.main([*SHOW, "--module", str(path)]) == 128 + signal.SIGINT
     assert capsys.readouterr().err == "python -m jcoll plan: interrupted\n"
+
+
+def test_no_stdout():
+    """As a daemon has none."""
+    argv = [sys.executable, "-m", "jcoll", "plan", "show", "all_reduce", "ring", "-n", "2"]
+    argv = ["sh", "-c", 'exec "$@" >&-', "sh", *argv]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -149,7 +149,7 @@ def test_verify_tells_which_ranks_are_not_served(run):
         "even_for_test", "all_reduce", lambda p: None, lambda n: 1, unsupported=lambda n: "not 1"
     )
     registry.register(served)
-    out = run("verify", "all_reduce", "even_for_test", "-n", "2..4")
+    out = run("verify", "all_reduce", "even_for_test", "-n", "2..4", status=1)
     assert "none; not for 2..4" in out
     assert "No plan was proved" in out and "all proved" not in out
 
@@ -245,6 +245,39 @@ def test_simulate_shows_the_line_of_a_wrong_topology(refused, tmp_path):
     path = tmp_path / "lab.toml"
     path.write_text('[[links]]\nname = "wire"\nalpha = -1\nbeta = 0\n')
     assert f"{path}:3: links[0].alpha: " in refused("simulate", "reduce", "-n", 8, "-t", path)
+
+
+def test_who_cannot_say_what_it_serves_is_not_proved(tmp_path, capsys):
+    text = """
+from jcoll.algorithms import algorithm
+
+@algorithm("asks_for_test", op="all_reduce", unsupported=lambda n: None if n % 2 == 0 else missing)
+def asks(p): pass
+"""
+    argv = ["plan", "verify", "--module", module(tmp_path, text), "all_reduce", "asks_for_test"]
+    assert cli.main([*map(str, argv), "-n", "3,5"]) == 1
+    out = capsys.readouterr().out
+    assert "WRONG" in out
+    assert "of 3 ranks: its function `unsupported` failed, NameError" in out
+
+
+def test_nothing_to_prove_is_not_proved(capsys):
+    assert cli.main(["plan", "verify", "all_reduce", "hierarchical", "-n", "7"]) == 1
+    assert "No plan was proved" in capsys.readouterr().out
+
+
+def test_output_is_replaced_whole(tmp_path, capsys):
+    """Also where it is read only, as what can_write has tried."""
+    path = tmp_path / "p.svg"
+    path.write_text("old")
+    path.chmod(0o444)
+    assert cli.main(["plan", "draw", "all_reduce", "ring", "-n", "4", "-o", str(path)]) == 0
+    assert path.read_text().lstrip().startswith("<")
+    loop = tmp_path / "loop.svg"
+    loop.symlink_to("loop.svg")
+    with pytest.raises(SystemExit):
+        cli.main(["plan", "draw", "all_reduce", "ring", "-n", "4", "-o", str(loop)])
+    assert "cannot be written" in capsys.readouterr().err
 
 
 def test_a_module_that_fails_is_named_with_its_line(refused, tmp_path):

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
-PICTURES = (".png", ".svg", ".pdf", ".jpg")
 
 
 def add_int(group, flag: str, default: int, what: str) -> None:
@@ -33,20 +32,23 @@ def check_output(parser, name: str, path) -> None:
     """
     if path is None:
         return
-    path, folder = Path(path), Path(path).parent
-    if path.is_dir():
+    if Path(path).is_dir():
         fail(parser, name, repr(str(path)), "the name of a file, and that is a folder")
-    if not folder.is_dir():
-        fail(parser, name, path, f"in a folder that exists; make {folder} first")
-    if not os.access(path if path.exists() else folder, os.W_OK):
+    check_folder(parser, name, Path(path).parent)
+    if Path(path).exists() and not os.access(path, os.W_OK):
         fail(parser, name, path, "a file that may be written")
 
 
 def check_picture(parser, name: str, path) -> None:
     """The same for a picture, of one of the kinds that matplotlib draws."""
     check_output(parser, name, path)
-    if path is not None and Path(path).suffix.lower() not in PICTURES:
-        fail(parser, name, path, f"a name that ends in {', '.join(PICTURES)}")
+    if path is None:
+        return
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    kinds = FigureCanvasBase.get_supported_filetypes()
+    if (suffix := Path(path).suffix) and suffix[1:].lower() not in kinds:
+        fail(parser, name, path, f"a name that ends in .{', .'.join(sorted(kinds))}")
 
 
 def check_folder(parser, name: str, path) -> None:

@@ -113,4 +113,5 @@ def make_report(args, device: dict, history: History, val_loss: float) -> dict:
 
 def write_json(path: str, report: dict) -> None:
     """One object, indented."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text(json.dumps(report, indent=1) + "\n")

@@ -32,6 +32,7 @@ def plot_runs(path: str, runs: dict[str, dict], mesh_run: dict | None = None) ->
         by_kind, by_place = below[0].subplots(1, 2, width_ratios=(2, 3))
         _plot_collectives(by_kind, by_place, counted)
     figure.suptitle(_title(next(iter(runs.values()))), fontsize=10)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 

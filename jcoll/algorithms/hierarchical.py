@@ -31,6 +31,7 @@ import numpy as np
 from jcoll import errors
 from jcoll.algorithms.registry import Algorithm, BuildFn, get, register
 from jcoll.plan.builder import Array, Builder
+from jcoll.plan.ir import whole_number
 from jcoll.plan.subgroup import Subgroups
 
 HIERARCHICAL_OPS = (
@@ -83,7 +84,7 @@ def hierarchical(
 
 def _check(op: str, inner: str | None, outer: str | None, num_local: int | None) -> None:
     where = f"hierarchical({op!r})"
-    if num_local is not None and (not isinstance(num_local, int) or num_local < 1):
+    if num_local is not None and (whole_number(num_local) or 0) < 1:
         problem = f"num_local={num_local!r}; a whole number from 1 on is needed."
         raise ValueError(errors.text(where, problem, "Pass the number of ranks of a host."))
     for part, across, _ in _PARTS[op]:

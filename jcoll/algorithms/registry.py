@@ -12,7 +12,6 @@ To add one:
 from __future__ import annotations
 
 import functools
-import operator
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from jcoll import errors
 from jcoll.algorithms import kernels
 from jcoll.algorithms.authored import errors_of, told
 from jcoll.plan.builder import Builder
-from jcoll.plan.ir import Plan, PlanError
+from jcoll.plan.ir import Plan, PlanError, whole_number
 from jcoll.plan.ops import OPS
 
 # Exchanges of rows whose number is known at run time. Their algorithms are those of all_to_all that
@@ -68,29 +67,39 @@ class Algorithm:
         return self in _OURS
 
     def supports(self, num_ranks: int) -> str | None:
-        """None, or why not. An answer that is none is a reason, too: others can still serve."""
+        """None, or why not. A mistake in `unsupported` is a reason, too: others can still serve."""
+        return self._asked(num_ranks)[0]
+
+    def mistake(self, num_ranks: int) -> str | None:
+        """What is wrong with the answer of `unsupported`; None: nothing."""
+        reason, is_mistake = self._asked(num_ranks)
+        return reason if is_mistake else None
+
+    def _asked(self, num_ranks: int) -> tuple[str | None, bool]:
+        """(`supports`, whether that is the author's mistake)"""
         if self.unsupported is None:
-            return None
+            return None, False
         try:
             reason = self.unsupported(num_ranks)
         except Exception as error:
-            return f"its function `unsupported` failed, {told(error, self.unsupported)}"
+            return f"its function `unsupported` failed, {told(error, self.unsupported)}", True
         if reason is None or isinstance(reason, str):
-            return reason or None
-        return f"its function `unsupported` returned {reason!r}, neither None nor a text"
+            return reason or None, False
+        return f"its function `unsupported` returned {reason!r}, neither None nor a text", True
 
     def num_chunks(self, num_ranks: int) -> int:
         """`chunks` of num_ranks. PlanError if one of them is no whole number from 1 on."""
         where = f"{self.name} {self.op} of {num_ranks} ranks"
-        if not _is_integer(num_ranks) or num_ranks < 1:
+        if (whole_number(num_ranks) or 0) < 1:
             problem = f"num_ranks={num_ranks!r}; a whole number from 1 on is needed."
             raise PlanError(f"{self.name} {self.op}: {problem}\n  Pass the number of ranks.")
         with errors_of(self.chunks, where):
             found = self.chunks(num_ranks)
-        if not _is_integer(found) or found < 1:
+        chunks = whole_number(found) or 0
+        if chunks < 1:
             problem = f"chunks={found!r}; a whole number from 1 on is needed."
             raise PlanError(f"{where}: {problem}\n  Let `chunks` be one, or return one.")
-        return operator.index(found)
+        return chunks
 
     def write(self, p: Builder) -> None:
         """Has the plan written. PlanError for a number of ranks that it does not serve, and for
@@ -153,7 +162,7 @@ def all_of_ours_are_there() -> None:
 
 
 def _check_types(name: str, op: str, chunks: object, **functions: object) -> None:
-    if not callable(chunks) and not _is_integer(chunks):
+    if not callable(chunks) and whole_number(chunks) is None:
         problem = f"chunks={chunks!r} is neither a whole number nor a function."
         fix = "Pass one, or a function of the number of ranks that returns one."
         raise TypeError(errors.text(_where(name, op), problem, fix))
@@ -162,10 +171,6 @@ def _check_types(name: str, op: str, chunks: object, **functions: object) -> Non
             problem = f"{field}={value!r} is not a function."
             fix = "Pass a function of the number of ranks, or leave it out."
             raise TypeError(errors.text(_where(name, op), problem, fix))
-
-
-def _is_integer(value: object) -> bool:
-    return hasattr(value, "__index__") and not isinstance(value, bool)
 
 
 def _check_names(name: str, op: str) -> None:

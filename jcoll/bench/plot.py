@@ -6,19 +6,20 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+from jcoll.bench import rows
 from jcoll.bench.rows import Row
 
 _STYLES = {"jcoll_us": ("jcoll", "o-"), "lax_us": ("lax", "s--"), "copy_us": ("copy", "k:")}
 
 
-def draw(rows: list[Row], path: Path) -> None:
+def draw(measured: list[Row], path: Path) -> None:
     """Write a figure of all measured rows to `path`; the suffix says which format."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    measured = [row for row in rows if row.error is None]
+    measured = [row for row in measured if row.error is None]
     ops = list(dict.fromkeys(row.op for row in measured))
     counts = sorted({row.devices for row in measured})
     shape = (max(len(ops), 1), max(len(counts), 1))
@@ -28,7 +29,7 @@ def draw(rows: list[Row], path: Path) -> None:
     for (down, op), (across, count) in itertools.product(enumerate(ops), enumerate(counts)):
         chosen = [row for row in measured if (row.op, row.devices) == (op, count)]
         _panel(axes[down][across], f"{op}, {count} devices", chosen)
-    figure.savefig(path, dpi=130)
+    rows.write_figure(path, figure)
     pyplot.close(figure)
 
 

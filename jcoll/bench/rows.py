@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,18 +69,26 @@ def bandwidths(op: str, nbytes: int, num_ranks: int, seconds: float) -> tuple[fl
 
 
 def write_text(path: Path, text: str) -> None:
+    """`write_bytes` of UTF-8."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
     """Write whole or not at all, so that an interrupted run never leaves half a file.
 
-    What is no file, as /dev/stdout may be, is written to; what a link names is replaced, not it.
+    What is no file, as a pipe is, is written to; what a link names is replaced, not it.
     """
+    if str(path) == "/dev/stdout":  # Where it is a file, that has what was printed before.
+        sys.stdout.write(data.decode())
+        return
     if path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8")
+        path.write_bytes(data)
         return
     path = path.resolve()
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
     except BaseException:
@@ -86,14 +96,21 @@ def write_text(path: Path, text: str) -> None:
         raise
 
 
+def write_figure(path: Path, figure: Any, **options: Any) -> None:
+    """`write_bytes` of a figure of matplotlib's; the suffix says which format."""
+    picture = io.BytesIO()
+    figure.savefig(picture, format=path.suffix[1:], dpi=130, **options)
+    write_bytes(path, picture.getvalue())
+
+
 def can_write(path: Path) -> bool:
-    """Whether write_text can. Tried, not asked: root may write anywhere, but not into /proc."""
+    """Whether write_bytes can. Tried, not asked: root may write anywhere, but not into /proc."""
     try:
         if path.exists() and not path.is_file():
             return not path.is_dir() and os.access(path, os.W_OK)
         with tempfile.NamedTemporaryFile(dir=path.resolve().parent, prefix=f".{path.name}."):
             return True
-    except OSError:
+    except (OSError, RuntimeError):  # RuntimeError: a link to itself, before Python 3.13.
         return False
 
 

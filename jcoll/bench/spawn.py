@@ -23,10 +23,9 @@ from typing import IO, cast
 
 from jcoll.bench import rows
 from jcoll.bench.job import Job
+from jcoll.config import LONGEST_S
 
 CHILD = ("-m", "jcoll.bench.child")
-MAX_WAIT_S = 1e9
-"""30 years: for longer, or for ever, a thread cannot wait by the clock."""
 _DEVICE_FLAG = "--xla_force_host_platform_device_count"
 
 # Fresh pages dominate large results: glibc maps them anew for every call and gives them back. With
@@ -105,7 +104,7 @@ class _Child:
 
     def _next_line(self, timeout_s: float) -> str | None:
         try:
-            return self._lines.get(timeout=min(timeout_s, MAX_WAIT_S))
+            return self._lines.get(timeout=min(timeout_s, LONGEST_S))
         except queue.Empty:
             self._silent_s = timeout_s
             return None

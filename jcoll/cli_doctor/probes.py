@@ -132,7 +132,12 @@ def _algorithm() -> str:
     from jcoll.comm.mesh import configured_algorithm
     from jcoll.config import config
 
-    configured_algorithm("all_reduce", Groups(1))  # Every call that is auto fails where this does.
+    # Every call that is auto fails where this does.
+    try:
+        configured_algorithm("all_reduce", Groups(1))
+    except ValueError as error:
+        problem = str(error).partition("\n")[0]
+        raise ValueError(f"{problem} (Unless the program registers it.)") from None
     return config.algorithm
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jcoll.algorithms import authored, registry
+from jcoll.bench import rows
 from jcoll.cli_plan import arguments, comparison, proofs
 from jcoll.errors import UsageError
 from jcoll.plan import render
@@ -38,7 +39,7 @@ examples:
   python -m jcoll plan verify --module my_algorithms.py all_reduce mine
 
 rounds, sent/M (bytes sent by the busiest rank, in arrays) are those of the last number of ranks.
-exit status: 0 all proved, 1 one is wrong, 2 bad command line
+exit status: 0 all proved, 1 one is wrong, or none was to be proved, 2 bad command line
 """
 _SIMULATE = """\
 examples:
@@ -172,6 +173,6 @@ def _show(args: argparse.Namespace) -> int:
 def _draw(args: argparse.Namespace) -> int:
     arguments.check_output("-o/--output", args.output, (".svg",))
     plan = arguments.plan(args)
-    args.output.write_text(render.as_svg(plan), encoding="utf-8")
+    rows.write_text(args.output, render.as_svg(plan))
     print(f"{args.output}: {plan.name}")
     return 0

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from jcoll.algorithms import registry
+from jcoll.bench import rows
 from jcoll.bench.sizes import format_size
 from jcoll.cli_plan import arguments
 from jcoll.cli_plan.progress import Progress
@@ -160,5 +161,5 @@ def draw(found: Comparison, path: Path, metadata: dict[str, Any] | None = None) 
     axes.set(title=title, xlabel="size (bytes)", ylabel="µs")
     axes.grid(visible=True, alpha=0.3)
     axes.legend(fontsize="small")
-    figure.savefig(path, dpi=130, metadata=metadata)
+    rows.write_figure(path, figure, metadata=metadata)
     pyplot.close(figure)

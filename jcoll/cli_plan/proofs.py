@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         failures += result.failures
         num_plans += result.num_plans
     print(f"\n{_summary(num_plans, failures)}")
-    return 1 if failures else 0
+    return 1 if failures or num_plans == 0 else 0
 
 
 def _check_sizes(chosen: list[registry.Algorithm], ranks: list[int]) -> None:
@@ -75,6 +75,10 @@ def _prove(
     result, begun = _Result(algorithm), time.monotonic()
     for num_ranks in ranks:
         progress.starts(f"{algorithm.name} {algorithm.op}, {num_ranks} ranks")
+        if mistake := algorithm.mistake(num_ranks):
+            where = f"{algorithm.name} {algorithm.op} of {num_ranks} ranks"
+            result.failures.append(f"{where}: {mistake}")
+            continue
         if algorithm.supports(num_ranks) is not None:
             result.unsupported.append(num_ranks)
             continue
@@ -103,9 +107,6 @@ def _failure(result: _Result, num_ranks: int, root: int) -> str:
         result.rounds, result.sent = rounds(plan), sent(plan)
     except PlanError as error:
         return str(error)
-    except Exception as error:  # A user's function may raise anything.
-        where = f"{algorithm.name} {algorithm.op} of {num_ranks} ranks"
-        return f"{where}: {type(error).__name__} while it was built: {error}"
     return ""
 
 
@@ -121,8 +122,8 @@ def _line(result: _Result) -> str:
 
 
 def _summary(num_plans: int, failures: list[str]) -> str:
-    if num_plans == 0:
-        return "No plan was proved: these numbers of ranks are not served."
     if not failures:
+        if num_plans == 0:
+            return "No plan was proved: these numbers of ranks are not served."
         return f"{num_plans} plans, all proved."
     return "\n".join([f"{num_plans} plans; wrong, for each number of ranks:", *failures])

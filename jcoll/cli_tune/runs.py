@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import IO, Any, cast
 
 from jcoll.bench import spawn
+from jcoll.config import LONGEST_S
 from jcoll.tuning.candidates import PROCESS, PROCESSES
 
 CHILD = "jcoll.cli_tune.child"
@@ -108,7 +109,7 @@ def _next_row(
 ) -> dict[str, Any]:
     while True:
         try:
-            line = lines.get(timeout=min(timeout_s, spawn.MAX_WAIT_S))
+            line = lines.get(timeout=min(timeout_s, LONGEST_S))
         except queue.Empty:
             raise RunFailed(f"no result within {timeout_s:g} s (--timeout)") from None
         if line is None:

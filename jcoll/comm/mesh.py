@@ -206,7 +206,8 @@ def real_number(value: Any) -> float | None:
     no_number = bool | str | bytes | complex | _compat.Tracer
     if isinstance(value, no_number) or getattr(value, "shape", ()):
         return None
-    if getattr(getattr(value, "dtype", None), "kind", "f") in "bc":  # bool, complex
+    # Not bools, complex numbers, durations, text, or objects.
+    if getattr(getattr(value, "dtype", None), "kind", "f") in "bcmMSUO":
         return None
     try:
         return float(value)

@@ -16,9 +16,9 @@ import jax
 
 from jcoll import _compat, errors
 from jcoll.comm.mesh import real_number
+from jcoll.config import LONGEST_S
 
 _T = TypeVar("_T")
-_LONGEST_S = 1e9  # 30 years; of more, the milliseconds may not fit.
 _attempts: Counter[str] = Counter()
 
 
@@ -36,7 +36,7 @@ class Agreement:
             raise ValueError(errors.text(where, problem, "Pass e.g. 600.0."))
         self._where = where
         self._prefix = f"jcoll/{name}/{_attempts[name]}"
-        self._timeout_s = min(seconds, _LONGEST_S)
+        self._timeout_s = min(seconds, LONGEST_S)
         _attempts[name] += 1
 
     def step(self, name: str, work: Callable[[], _T]) -> _T:

@@ -106,7 +106,7 @@ def _check_leaf(name: str, leaf: Any, layout: Layout, call: Call, is_shard: bool
         raise ValueError(errors.text(call.where, problem, fix))
     if data_parallel.is_float0(leaf):
         return
-    data_parallel.check_gradient(call.where, name, leaf)
+    data_parallel.check_leaf(call.where, name, leaf)
     needed = layout.local_shape(jnp.ndim(leaf), is_shard=is_shard)
     given = jnp.shape(leaf)
     if len(given) == len(needed) and all(

@@ -22,7 +22,7 @@ from jax.tree_util import keystr, tree_leaves_with_path
 
 from jcoll import _compat, errors
 from jcoll.comm.mesh import make_call, real_number
-from jcoll.layers.data_parallel import check_gradient, is_float0
+from jcoll.layers.data_parallel import check_leaf, is_float0
 from jcoll.layers.layout import leaf_specs
 from jcoll.ops._reductions import accumulation_dtype
 from jcoll.ops.all_reduce import all_reduce
@@ -78,7 +78,7 @@ def clip_by_global_norm(
 def _checked_limit(where: str, max_norm: Any) -> Any:
     """A float, or a traced one."""
     if isinstance(max_norm, _compat.Tracer):
-        if not max_norm.shape and jnp.issubdtype(max_norm.dtype, jnp.floating):
+        if not max_norm.shape and max_norm.dtype.kind not in "bc":
             return max_norm
         given = f"{max_norm.dtype}{list(max_norm.shape)}"
     else:
@@ -139,7 +139,7 @@ def _checked(
     where: str, path: tuple, leaf: Any, axes: Sequence, settings: dict[str, Any]
 ) -> jax.Array:
     name = f"grads{keystr(path)}"
-    check_gradient(where, name, leaf)
+    check_leaf(where, name, leaf)
     array = jnp.asarray(leaf)
     if not jnp.issubdtype(array.dtype, jnp.inexact):
         problem = f"leaf {name} has dtype {array.dtype}; floating-point gradients are needed."

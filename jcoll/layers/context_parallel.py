@@ -353,10 +353,11 @@ def _check_ulysses_heads(call: Call, q: Any) -> None:
 
 def _check_attended(call: Call, out: Any, q: Any) -> None:
     """ValueError unless it is what an attention makes of q."""
-    shape, needed = jnp.shape(out), q.shape[:-1]
-    if shape[:-1] == needed and len(shape) == q.ndim:
+    shape, needed = getattr(out, "shape", None), q.shape[:-1]
+    if shape is not None and shape[:-1] == needed and len(shape) == q.ndim:
         return
-    problem = f"attention has made an array of shape {shape} of q of shape {q.shape}; "
+    made = f"a {type(out).__name__}" if shape is None else f"an array of shape {shape}"
+    problem = f"attention has made {made} of q of shape {q.shape}; "
     problem += f"[{', '.join(map(str, needed))}, E] is needed."
     fix = "It gets all tokens, and some of the heads, and returns a row for each of them."
     raise ValueError(errors.text(call.where, problem, fix))

@@ -203,7 +203,7 @@ def is_float0(leaf: Any) -> bool:
     return getattr(leaf, "dtype", None) == jax.dtypes.float0
 
 
-def check_gradient(where: str, name: str, leaf: Any) -> None:
+def check_leaf(where: str, name: str, leaf: Any) -> None:
     """TypeError unless it is an array of jax or numpy, or a Python number."""
     if not isinstance(leaf, jax.Array | np.ndarray | np.generic | _Number):
         problem = f"leaf {name} is a {type(leaf).__name__}; arrays and numbers are needed."
@@ -212,7 +212,7 @@ def check_gradient(where: str, name: str, leaf: Any) -> None:
 
 
 def _checked_array(path: tuple, leaf: Any, op: str, call: Call) -> jax.Array:
-    check_gradient(call.where, _name(path), leaf)
+    check_leaf(call.where, _name(path), leaf)
     array = _primitive.as_array(call, leaf, f"leaf {_name(path)}")
     _check_dtype(path, array, op, call)
     if isinstance(leaf, _Number):

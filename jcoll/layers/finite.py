@@ -35,7 +35,7 @@ from jax.tree_util import (
 
 from jcoll import _compat, errors
 from jcoll.comm.mesh import AxisName, Call, make_call
-from jcoll.layers.data_parallel import check_gradient, is_float0
+from jcoll.layers.data_parallel import check_leaf, is_float0
 from jcoll.ops._invariant import as_invariant
 from jcoll.ops.all_gather import all_gather
 
@@ -190,7 +190,7 @@ def _exchange(counts: list, paths: tuple[str, ...], call: Call, settings: dict) 
 def _count(where: str, name: str, leaf: Any) -> jax.Array:
     if is_float0(leaf):
         return jnp.zeros((), jnp.int32)
-    check_gradient(where, name, leaf)
+    check_leaf(where, name, leaf)
     array = jnp.asarray(leaf)
     if not jnp.issubdtype(array.dtype, jnp.inexact):
         return jnp.zeros((), jnp.int32)

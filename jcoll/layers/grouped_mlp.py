@@ -230,10 +230,12 @@ def _activated(activation: Activation, hidden: jax.Array, w_out: jax.Array) -> j
         raise TypeError(errors.text(_WHERE, problem, "Pass e.g. jax.nn.gelu, or lambda h: h."))
     result = activation(hidden)
     needed = (hidden.shape[0], w_out.shape[-2])
-    if jnp.shape(result) == needed:
+    shape = getattr(result, "shape", None)
+    if shape == needed:
         return result
-    problem = f"the activation of hidden rows {list(hidden.shape)} has shape "
-    problem += f"{list(jnp.shape(result))}; {list(needed)} is needed for w_out {list(w_out.shape)}."
+    made = f"is a {type(result).__name__}" if shape is None else f"has shape {list(shape)}"
+    problem = f"the activation of hidden rows {list(hidden.shape)} {made}; "
+    problem += f"{list(needed)} is needed for w_out {list(w_out.shape)}."
     fix = "Give w_out as many rows a group as the activation leaves columns (w_in's, for most)."
     raise ValueError(errors.text(_WHERE, problem, fix))
 

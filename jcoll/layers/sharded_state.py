@@ -36,7 +36,7 @@ from jax.tree_util import keystr, tree_flatten_with_path, tree_leaves_with_path
 from jcoll import errors
 from jcoll.comm.mesh import static_bool
 from jcoll.layers._agreement import Agreement
-from jcoll.layers.data_parallel import check_gradient
+from jcoll.layers.data_parallel import check_leaf
 from jcoll.layers.layout import Layout, check_mesh, flat_plan
 
 FORMAT, VERSION = "jcoll.sharded_state", 1
@@ -133,7 +133,7 @@ def _as_array(where: str, name: str, leaf: Any, part: Layout) -> Any:
         problem = f"leaf {name} has dtype {leaf.dtype}, which has no bytes to save."
         fix = "Save jax.random.key_data(key), and restore by jax.random.wrap_key_data."
         raise TypeError(errors.text(where, problem, fix))
-    check_gradient(where, name, leaf)
+    check_leaf(where, name, leaf)
     # As jax has it: with x64 off, numbers and numpy's 64 bits are of 32 bits in a layout.
     array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
     given, dtype = np.dtype(jax.numpy.result_type(leaf)), np.dtype(part.dtype)

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from jcoll.plan.ir import NO_PEER, Buffer, Kind, Plan, PlanError, Step
+from jcoll.plan.ir import NO_PEER, Buffer, Kind, Plan, PlanError, Step, whole_number
 from jcoll.plan.ops import NONE, OPS, BlockMap
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -168,7 +168,8 @@ class Builder:
         return array
 
     def _check_count(self, count: int) -> None:
-        if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 0:
+        number = whole_number(count)
+        if number is None or number < 0:
             raise PlanError(
                 f"{self.algorithm} {self.op}: scratch({count!r}); a whole number from 0 on is "
                 "needed.\n  Divide by //."

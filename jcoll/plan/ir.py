@@ -20,6 +20,7 @@ receive names its peer, a plan's result and whether it ends do not depend on tim
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
@@ -31,6 +32,16 @@ import numpy as np
 from jcoll.plan.ops import OPS, OpSpec
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def whole_number(value: object) -> int | None:
+    """`value` as an int; None if it is none, as bools are."""
+    if isinstance(value, bool | np.bool_):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
 
 
 class PlanError(ValueError):

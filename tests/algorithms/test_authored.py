@@ -17,20 +17,10 @@ from jcoll.tuning.candidates import Request, candidates
 from jcoll.tuning.select import priced, select
 
 
-@pytest.fixture
-def registered():
-    """registered(build, **fields): "mistaken" of all_reduce, for the test only."""
-    before = dict(registry._ALGORITHMS)
-
-    def registered(build, **fields):
-        algorithm("mistaken", op="all_reduce", **fields)(build)
-        return registry.get("all_reduce", "mistaken")
-
-    yield registered
-    registry._ALGORITHMS.clear()
-    registry._ALGORITHMS.update(before)
-    for forget in registry.on_register:
-        forget()
+def registered(build, **fields):
+    """ "mistaken" of all_reduce."""
+    algorithm("mistaken", op="all_reduce", **fields)(build)
+    return registry.get("all_reduce", "mistaken")
 
 
 def nothing(p: Builder) -> None:
@@ -67,7 +57,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("build", "fields", "message"), MISTAKES)
-def test_mistakes_are_plan_errors(registered, build, fields, message):
+def test_mistakes_are_plan_errors(build, fields, message):
     a = registered(build, **fields)
     for use in (
         lambda: registry.plan_for("all_reduce", "mistaken", 4),
@@ -86,7 +76,7 @@ def test_mistakes_are_plan_errors(registered, build, fields, message):
         (lambda n: True, "its function `unsupported` returned True, neither None nor a text"),
     ],
 )
-def test_who_cannot_say_what_it_serves_serves_nothing(registered, unsupported, reason):
+def test_who_cannot_say_what_it_serves_serves_nothing(unsupported, reason):
     registered(nothing, unsupported=unsupported)
     with pytest.raises(ValueError, match=f"'mistaken' cannot serve 4 ranks: {reason}"):
         registry.get("all_reduce", "mistaken", 4)
@@ -96,7 +86,7 @@ def test_who_cannot_say_what_it_serves_serves_nothing(registered, unsupported, r
 @pytest.mark.parametrize(
     ("build", "fields"), [*(m[:2] for m in MISTAKES), (nothing, {"unsupported": lambda n: n % 0})]
 )
-def test_others_choose_among_the_rest(registered, build, fields):
+def test_others_choose_among_the_rest(build, fields):
     """Ranks of which no table knows, so that all are estimated; by formulas, from 65 ranks on."""
     registered(build, rounds=lambda n: "few", sent=lambda n: 1, **fields)
     for num_ranks in (4, 64, 100):
@@ -122,10 +112,14 @@ def test_what_cannot_be_registered(name, fields, error):
         algorithm(name, **fields)
 
 
-@pytest.mark.parametrize("num_local", [0, -2, 2.5])
+@pytest.mark.parametrize("num_local", [0, -2, 2.5, True])
 def test_hosts_of_no_size(num_local):
     with pytest.raises(ValueError, match=rf"num_local={num_local}; a whole number from 1 on"):
         hierarchical("all_reduce", num_local=num_local)
+
+
+def test_hosts_of_a_size_that_numpy_has_computed():
+    assert hierarchical("all_reduce", num_local=np.prod([2, 2])).supports(8) is None
 
 
 def test_ranks_that_are_not_served_are_told_before_anything_is_built():

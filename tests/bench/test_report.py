@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -163,3 +165,14 @@ def test_a_child_that_cannot_start(monkeypatch):
     monkeypatch.setattr(spawn, "CHILD", ("-c", "raise SystemExit('no jax here')"))
     with pytest.raises(spawn.ChildFailed, match=r"could not start: .*no jax here"):
         list(spawn.run_job(JOB, timeout_s=60, on_facts=lambda line: None))
+
+
+def test_stdout_keeps_what_it_has(tmp_path):
+    """Also where it is a file, which replacing would empty."""
+    program = (
+        "from pathlib import Path; from jcoll.bench import rows; print('before');"
+        "rows.write_text(Path('/dev/stdout'), 'JSON\\n'); print('after')"
+    )
+    with (tmp_path / "out").open("w") as out:
+        subprocess.run([sys.executable, "-c", program], stdout=out, check=True)
+    assert (tmp_path / "out").read_text().split() == ["before", "JSON", "after"]

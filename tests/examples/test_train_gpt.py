@@ -159,7 +159,7 @@ def refused(capsys, *flags):
         (f"--save {TRAIN.parent}", ["--save", "is there already"]),
         ("--save=", ["--save", "is there already"]),
         (f"--save {TRAIN}/step-1", ["--save", f"{TRAIN} is none"]),
-        ("--json /no/such/history.json", ["--json", "make /no/such first"]),
+        ("--json /dev/null/history.json", ["--json", "/dev/null is none"]),
         ("--json .", ["--json '.'", "a folder"]),
         ("--plot loss.txt", ["--plot loss.txt", ".png"]),
         ("--seed -1", ["--seed -1", "from 0"]),
@@ -177,7 +177,7 @@ def test_bad_flags(flags, words, capsys):
     [
         ("--seconds -1", ["--seconds -1", "above 0"]),
         ("--seconds 0", ["--seconds 0", "above 0"]),
-        ("--plot /no/such/loss.png", ["--plot", "make /no/such first"]),
+        ("--plot /dev/null/loss.png", ["--plot", "/dev/null is none"]),
         (f"--out {TRAIN}", ["--out", f"{TRAIN}"]),
     ],
 )

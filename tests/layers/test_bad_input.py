@@ -41,9 +41,9 @@ def test_max_norm(value):
     )
 
 
-@pytest.mark.parametrize("value", [np.ones(3), np.int32(1)])
+@pytest.mark.parametrize("value", [np.ones(3), np.bool_(True)])
 def test_traced_max_norm(value):
-    match = r"max_norm=(float64\[3\]|int32\[\]) is no limit"
+    match = r"max_norm=(float64\[3\]|bool\[\]) is no limit"
     refused(ValueError, match, lambda x, n: layers.clip_by_global_norm(x, n)[0], FLOATS, value)
 
 
@@ -146,6 +146,7 @@ def moe(x, experts=None, **options):
         ({"experts": lambda a, b: 3}, TypeError, "experts is a int;"),
         ({"experts": lambda a, b: (a, b[:, :3])}, ValueError, r"hidden rows \[.*, 6\].*, 3\]"),
         ({"activation": lambda h: h[:, :2]}, ValueError, r"hidden rows .*, 2\]; .*, 6\] is needed"),
+        ({"activation": lambda h: (h, h)}, ValueError, r"hidden rows .* is a tuple; .* is needed"),
         ({"activation": None}, TypeError, "activation=None is not a function"),
     ],
 )
@@ -241,6 +242,7 @@ def test_rows_of_a_table_keep_all_bits():
     ("attention", "error", "match"),
     [
         (None, TypeError, "attention=None is not a function"),
+        (lambda q, *_, **__: (q, q), ValueError, "attention has made a tuple of q"),
         (lambda q, k, v, **_: q[:1], ValueError, r"shape \(1, 1, 4\) of q.*\[8, 1, E\] is needed"),
     ],
 )
