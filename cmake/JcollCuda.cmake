@@ -6,4 +6,4 @@ add_library(jcoll_emulated STATIC EXCLUDE_FROM_ALL
   ${kernel_sources} ${PROJECT_SOURCE_DIR}/cuda/emulator/emulator.cc)
 set_source_files_properties(${kernel_sources} PROPERTIES LANGUAGE CXX)
 target_compile_definitions(jcoll_emulated PUBLIC JCOLL_EMULATOR)
-target_link_libraries(jcoll_emulated PUBLIC jcoll_core jcoll_flags jcoll_quick)
+target_link_libraries(jcoll_emulated PUBLIC jcoll_core jcoll_flags)

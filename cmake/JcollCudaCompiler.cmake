@@ -37,10 +37,14 @@ endfunction()
 # Sets `out` to those of `archs` that this nvcc knows and jcoll has kernels for. Of others, stops at one that
 # the user asked for; a GPU that happens to be here is left out with a message.
 function(jcoll_choose_archs archs are_asked_for out)
-  execute_process(COMMAND ${CMAKE_CUDA_COMPILER} --list-gpu-code OUTPUT_VARIABLE printed ERROR_QUIET)
+  execute_process(COMMAND ${CMAKE_CUDA_COMPILER} --list-gpu-code OUTPUT_VARIABLE printed ERROR_VARIABLE said)
   string(REGEX MATCHALL "[0-9]+" known "${printed}")
   list(FILTER known EXCLUDE REGEX "^[1-7][0-9]$")
   list(SORT known COMPARE NATURAL)
+  if(NOT known)
+    message(FATAL_ERROR "jcoll build: '${CMAKE_CUDA_COMPILER} --list-gpu-code' names no GPU: ${printed}${said}\n"
+      "Have another nvcc on PATH, or build without kernels for CUDA: JCOLL_CUDA=OFF (JCOLL_BUILD_CUDA=OFF for pip).")
+  endif()
   string(REPLACE ";" ", " can_do "This nvcc and jcoll can do ${known}.")
   set(chosen "")
   foreach(arch IN LISTS archs)

@@ -28,8 +28,8 @@ constexpr int64_t kPiecesPerCore = 8;
 // by one core.
 constexpr int64_t kLongContinuationsNs = 60000;
 // After a stall this many collectives wake a thread per rank at once. Then the site is tried
-// without again: a program that mixes in lax collectives pays 1 ms for that in 32 collectives; one
-// that was only preempted does not pay for ever.
+// without again: a program that mixes in lax collectives pays some ms for that in 32 collectives;
+// one that was only preempted does not pay for ever.
 constexpr int kStallCredit = 32;
 // One collective in so many has its continuations timed.
 constexpr uint32_t kTimedInterval = 16;

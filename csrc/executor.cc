@@ -127,7 +127,9 @@ void Executor::AfterPush(std::unique_lock<std::mutex>* lock, int count, Wake wak
       WakeLocked(count);
       break;
     case Wake::kAll:
-      // Idle workers first; start what is missing, so that nothing waits for the monitor.
+      // Idle workers first; start what is missing, so that nothing waits for the monitor: but as
+      // it does, no more at once than there are (ResolveStallLocked).
+      count = std::min(count, std::max(NumThreads(), num_workers_));
       while (num_idle_ < count && num_workers_ < kMaxWorkers && StartWorkerLocked()) {
       }
       WakeLocked(count);

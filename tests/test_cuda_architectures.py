@@ -31,7 +31,7 @@ def choose(tmp_path: Path, archs: str, are_asked_for: bool) -> tuple[int, str]:
 
 def cmake(tmp_path: Path, jcoll_cuda: str, text: str) -> tuple[int, str]:
     script = tmp_path / "script.cmake"
-    script.write_text(text)
+    script.write_text(f"cmake_minimum_required(VERSION 3.20)\n{text}")  # As the project does.
     command = [str(CMAKE), f"-DJCOLL_CUDA={jcoll_cuda}", "-P", script]
     done = subprocess.run(command, capture_output=True, text=True)
     return done.returncode, " ".join((done.stdout + done.stderr).split())

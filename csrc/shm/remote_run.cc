@@ -88,7 +88,8 @@ void RemoteRun::Announce() {
              std::to_string(World::kMaxPosts) +
              ", which are taken.\n  Wait for results now and then (jax.block_until_ready).");
   } else if (const auto told = world_->WhatWasTold(s_.key)) {
-    Fail(FailureCode::kInvalidArgument, *told);
+    FailWith({FailureCode::kInvalidArgument, s_.name->where + ": " + told->error}, told->error,
+             told->own);
   } else if (!s_.refusal.empty()) {
     Fail(FailureCode::kInternal, s_.refusal);
   } else if (world_->HasLeft(self)) {
@@ -178,8 +179,9 @@ RemoteRun::Status RemoteRun::Mismatch(int process, const std::string& call, cons
   const std::string own = s_.name->call + s_.name->site;
   const bool is_alike = conflict == Key{} && call.rfind(s_.name->call, 0) == 0;
   const std::string fix =
-      is_alike ? "The two read alike. What differs is what their algorithm of that name sends, the "
-                 "order of the ranks (the mesh's devices, axis_index_groups) or the blocks' size."
+      is_alike ? "The two read alike. What differs is the size of the blocks or of the output, the "
+                 "order of the ranks (the mesh's devices, axis_index_groups), ppermute's pairs, or "
+                 "what their algorithm of that name sends."
                : "All ranks of a group must make the same collectives in the same order: the "
                  "same op, reduction, dtype, shape, root and algorithm.";
   const std::string why = "the ranks do not make the same call: " + RanksOf(world_->self()) +
@@ -310,7 +312,7 @@ RemoteRun::Status RemoteRun::Fail(FailureCode code, const std::string& why) {
 RemoteRun::Status RemoteRun::FailWith(Failure failure, const std::string& cause,
                                       const Key& conflict) {
   failure_ = std::move(failure);
-  if (!(conflict == Key{})) world_->Tell(conflict, cause);
+  if (!(conflict == Key{})) world_->Tell(conflict, s_.key, cause);
   if (own_ != nullptr) world_->Fail(own_, cause, conflict);
   world_->LookForDeaths();
   Finish();
@@ -333,15 +335,29 @@ RemoteRun::Status RemoteRun::CheckHealth(int64_t now_ns) {
     if (posts_[process] != nullptr) continue;
     const bool waits = IsIdle(process, now_ns) && IsIdle(world_->self(), now_ns);
     const auto conflict =
-        world_->FindConflict(process, s_.key, s_.members, s_.opened_ns, now_ns, waits);
+        world_->FindConflict(process, s_.key, s_.members, s_.opened_ns, now_ns - kSecond, waits);
     if (conflict) {
       return Mismatch(process, conflict->call, conflict->key);
     }
   }
   if (now_ns - s_.opened_ns > s_.timeout_s * kSecond) {
-    return Fail(FailureCode::kDeadlineExceeded, DeadlineText());
+    return FailByDeadline(now_ns);
   }
   return Status::kRunning;
+}
+
+// Where a process that is busy with something else has kept CheckHealth from calling it a mismatch,
+// it is one all the same: the others are not to take it for another one in their next collective.
+RemoteRun::Status RemoteRun::FailByDeadline(int64_t now_ns) {
+  Key conflict;
+  for (int process = 0; process < world_->num_processes(); ++process) {
+    if (process == world_->self() || num_local_[process] == 0 || posts_[process]) continue;
+    const auto found =
+        world_->FindConflict(process, s_.key, s_.members, s_.opened_ns, now_ns, /*waits=*/true);
+    if (found) conflict = found->key;
+  }
+  const std::string text = DeadlineText();
+  return FailWith({FailureCode::kDeadlineExceeded, s_.name->where + ": " + text}, text, conflict);
 }
 
 // Whether a process will not do its part. One that has left, or even died, after it had done it is

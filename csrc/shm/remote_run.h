@@ -125,6 +125,7 @@ class RemoteRun : public RemoteWork {
   void Finish();
   Status Fail(FailureCode code, const std::string& why);
   Status FailWith(Failure failure, const std::string& cause, const Key& conflict = {});
+  Status FailByDeadline(int64_t now_ns);
   bool WillNotCome(int process);
   bool IsIdle(int process, int64_t now_ns) const;
   std::string RanksOf(int process) const;

@@ -21,7 +21,10 @@
 namespace jcoll {
 namespace {
 
-constexpr uint64_t kMagic = 0x334d48534c4c4f43;  // "COLLSHM3"
+// A process with another library than ours may have other segments. Whoever changes their layout
+// changes this, too.
+constexpr uint64_t kMagic = 0x344d48534c4c4f43;  // "COLLSHM4"
+static_assert(sizeof(Post) == 3072, "another layout: another kMagic");
 // Failed posts are kept for the late arrival of those that have not seen them.
 constexpr size_t kMaxRetired = 256;
 constexpr size_t kMaxTold = 64;
@@ -326,14 +329,13 @@ Post* World::FindAndHold(int process, const Key& key) const {
 }
 
 std::optional<World::Conflict> World::FindConflict(int process, const Key& key, uint64_t members,
-                                                   int64_t since_ns, int64_t now_ns, bool waits) {
+                                                   int64_t since_ns, int64_t until_ns, bool waits) {
   for (int i = 0; i < kMaxPosts; ++i) {
     const Post& post = posts(process)[i];
     const uint64_t tag = post.tag.load();
     const PostState state = Post::StateOf(tag);
     const bool has_failed = state == PostState::kFailed && post.failed_ns.load() > since_ns;
-    const bool has_waited =
-        waits && state == PostState::kReady && now_ns - post.opened_ns.load() > kSecond;
+    const bool has_waited = waits && state == PostState::kReady && post.opened_ns.load() < until_ns;
     if (!has_failed && !has_waited) continue;
     if (post.HasKey(key) || post.members.load() != members) continue;
     const Key other{post.key_hi.load(), post.key_lo.load()};
@@ -350,22 +352,28 @@ std::optional<World::Conflict> World::FindConflict(int process, const Key& key, 
 
 bool World::WasTold(const Key& key, int64_t since_ns) {
   std::lock_guard<std::mutex> lock(told_mu_);
-  return std::any_of(told_.begin(), told_.end(),
-                     [&](const Told& t) { return t.key == key && t.found_ns <= since_ns; });
+  const Told* told = FindTold(key);
+  return told != nullptr && told->found_ns <= since_ns;
 }
 
-void World::Tell(const Key& conflict, const std::string& error) {
+void World::Tell(const Key& conflict, const Key& own, const std::string& error) {
   std::lock_guard<std::mutex> lock(told_mu_);
-  told_.push_back({conflict, MonotonicNs(), error});
+  if (FindTold(conflict) != nullptr) return;  // Many may fail by it: the first time counts.
+  told_.push_back({conflict, MonotonicNs(), own, error});
   if (told_.size() > kMaxTold) told_.pop_front();
 }
 
-std::optional<std::string> World::WhatWasTold(const Key& key) {
+std::optional<World::Told> World::WhatWasTold(const Key& key) {
   std::lock_guard<std::mutex> lock(told_mu_);
+  const Told* told = FindTold(key);
+  return told == nullptr ? std::nullopt : std::optional<Told>(*told);
+}
+
+const World::Told* World::FindTold(const Key& key) const {
   for (const Told& t : told_) {
-    if (t.key == key) return t.error;
+    if (t.key == key) return &t;
   }
-  return std::nullopt;
+  return nullptr;
 }
 
 void World::Ring(int process) {

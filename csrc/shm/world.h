@@ -113,20 +113,26 @@ class World {
   Post* FindAndHold(int process, const Key& key) const;
   // A collective of another process and the same members that this process takes no part in, though
   // it has waited under `key` since `since_ns`: one that has failed meanwhile, or, if `waits`, one
-  // that has waited for a second itself. What has been told does not count again for who begins to
+  // that has waited since `until_ns` or longer itself. What has been told does not count again for who begins to
   // wait later.
   struct Conflict {
     Key key;
     std::string call;
   };
   std::optional<Conflict> FindConflict(int process, const Key& key, uint64_t members,
-                                       int64_t since_ns, int64_t now_ns, bool waits);
+                                       int64_t since_ns, int64_t until_ns, bool waits);
   // A conflict with the collective of a key has become an error here, whoever found it. If this
   // process comes to that collective yet, it is to fail by it too: the others are in it, and have
-  // no other way to learn that the ranks differ.
-  void Tell(const Key& conflict, const std::string& error);
-  // The error of a conflict with the collective of a key, if one was told.
-  std::optional<std::string> WhatWasTold(const Key& key);
+  // no other way to learn that the ranks differ. `own`: the collective that fails by it here.
+  void Tell(const Key& conflict, const Key& own, const std::string& error);
+  struct Told {
+    Key key;
+    int64_t found_ns;
+    Key own;
+    std::string error;
+  };
+  // What was told of the collective of a key.
+  std::optional<Told> WhatWasTold(const Key& key);
   char* At(int process, int64_t arena_offset) const;
 
   // Tells processes that there is news.
@@ -183,6 +189,7 @@ class World {
   void SweepLocked();
   void ReleaseLocked(int64_t offset, int64_t nbytes);
   bool WasTold(const Key& key, int64_t since_ns);
+  const Told* FindTold(const Key& key) const;
 
   int self_ = 0;
   std::vector<std::unique_ptr<Segment>> segments_;  // By process.
@@ -191,11 +198,6 @@ class World {
   std::atomic<uint32_t> dead_[Post::kWords] = {};  // Known to be, one bit each.
 
   std::mutex told_mu_;
-  struct Told {
-    Key key;
-    int64_t found_ns;
-    std::string error;
-  };
   std::deque<Told> told_;  // Oldest first.
 
   std::mutex mu_;

@@ -40,7 +40,8 @@ class Clique {
   std::optional<Failure> Join(const CallSite& site);
 
   // Whether it is of the communicator that is at this address now, and not of an earlier one that
-  // XLA had. Not if that cannot be told, as NCCL could not be used when it was made.
+  // XLA had. Also if that cannot be told, as NCCL could not be used when it was made: what it then
+  // answers, it answers again.
   bool IsCurrent();
 
   // From here on: after Join succeeded.
@@ -130,7 +131,8 @@ std::vector<std::shared_ptr<Clique>> AllCliques();
 
 // What all ranks of a call's groups know: some rank gets no windows from XLA for any call, and why.
 // Registering windows makes XLA wait for all ranks without a deadline, so that nobody must ask for
-// them then. By groups, as it is needed before XLA lends the communicator.
+// them then. By groups, as it is needed before XLA lends the communicator: what the ranks of one
+// communicator know, those of another that has groups of the same names may not.
 void ForgoWindows(int device, const CallSite& site, const std::string& why);
 // "": nothing of the kind is known.
 std::string WhyNoWindows(int device, const CallSite& site);

@@ -129,14 +129,15 @@ std::optional<Failure> Communicator::Check(const char* what, nccl::Result result
                                              ".\n  Set NCCL_DEBUG=WARN to see why."};
 }
 
-std::optional<Failure> Communicator::WaitForStream(double timeout_s) const {
+std::optional<Failure> Communicator::WaitForStream(double timeout_s, bool asks_nccl) const {
   const Deadline deadline(timeout_s);
   for (;;) {
     bool is_done = false;
     if (auto failure = device::IsDone(stream_, &is_done)) return failure;
     if (is_done) return std::nullopt;
     nccl::Result error = nccl::kSuccess;  // A peer that died never comes.
-    if (api_->CommGetAsyncError(comm_, &error) == nccl::kSuccess && error != nccl::kInProgress) {
+    if (asks_nccl && api_->CommGetAsyncError(comm_, &error) == nccl::kSuccess &&
+        error != nccl::kInProgress) {
       if (auto failure = Check("an exchange", error, timeout_s)) return failure;
     }
     if (!deadline.Sleep()) return Late("what the ranks tell each other at first", timeout_s);
@@ -168,7 +169,7 @@ std::optional<Failure> Communicator::Gather(const Message& mine, double timeout_
       api_->AllGather(device_, device_ + 1, sizeof(Message), nccl::kUint8, comm_, stream_);
   if (auto failure = Check("ncclAllGather", result, timeout_s)) return failure;
   auto failure = device::Copy(host_ + 1, device_ + 1, sizeof(Message) * num_ranks_, stream_);
-  return failure ? failure : WaitForStream(timeout_s);
+  return failure ? failure : WaitForStream(timeout_s, /*asks_nccl=*/true);
 }
 
 std::variant<void*, Failure> Communicator::Upload(const std::vector<int32_t>& words,
@@ -177,7 +178,7 @@ std::variant<void*, Failure> Communicator::Upload(const std::vector<int32_t>& wo
   void* memory = nullptr;
   if (auto failure = device::Allocate(nbytes, &memory)) return *failure;
   if (auto failure = device::Copy(memory, words.data(), nbytes, stream_)) return *failure;
-  if (auto failure = WaitForStream(timeout_s)) return *failure;
+  if (auto failure = WaitForStream(timeout_s, /*asks_nccl=*/false)) return *failure;
   return memory;
 }
 
@@ -185,7 +186,7 @@ std::optional<Failure> Communicator::Download(void* host, const void* memory, si
                                               double timeout_s) {
   if (broken_) return broken_;  // What is in flight may never end.
   auto failure = device::Copy(host, memory, nbytes, stream_);
-  return failure ? failure : WaitForStream(timeout_s);
+  return failure ? failure : WaitForStream(timeout_s, /*asks_nccl=*/false);
 }
 
 std::optional<Failure> Communicator::AllWell(const std::optional<Failure>& mine, double timeout_s) {

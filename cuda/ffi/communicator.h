@@ -100,7 +100,9 @@ class Communicator {
   // Leaves all ranks' in host_.
   std::optional<Failure> ExchangeMessages(const Message& mine, double timeout_s);
   std::optional<Failure> Gather(const Message& mine, double timeout_s);
-  std::optional<Failure> WaitForStream(double timeout_s) const;
+  // asks_nccl: whether it has failed. Not for copies: XLA may have destroyed the communicator of a
+  // clique that has a failure to tell.
+  std::optional<Failure> WaitForStream(double timeout_s, bool asks_nccl) const;
 
   const nccl::Api* api_;
   nccl::Comm* comm_;

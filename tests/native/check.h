@@ -57,6 +57,10 @@ void Equal(const A& a, const B& b, const char* text, const char* file, int line)
 }
 #pragma GCC diagnostic pop
 
+inline void Contains(const std::string& text, const std::string& part, const char* file, int line) {
+  Report(text.find(part) != std::string::npos, file, line, "'" + part + "' in: " + text);
+}
+
 inline int Main(const char* filter) {
   int ran = 0, before = 0;
   for (const Case& c : Cases()) {
@@ -78,9 +82,7 @@ inline int Main(const char* filter) {
   static void name()
 #define EXPECT(cond) check::Report(static_cast<bool>(cond), __FILE__, __LINE__, #cond)
 #define EXPECT_EQ(a, b) check::Equal((a), (b), #a " == " #b, __FILE__, __LINE__)
-#define EXPECT_CONTAINS(text, part)                                                    \
-  check::Report(std::string(text).find(part) != std::string::npos, __FILE__, __LINE__, \
-                "'" + std::string(part) + "' in: " + std::string(text))
+#define EXPECT_CONTAINS(text, part) check::Contains((text), (part), __FILE__, __LINE__)
 
 int main(int argc, char** argv) { return check::Main(argc > 1 ? argv[1] : ""); }
 

@@ -129,14 +129,18 @@ TEST(LargeCollectivesKeepWithinTheCores) {
 // What looks like a stall at every tick, but moves.
 TEST(ALongQueueIsNoRunaway) {
   Watchdog watchdog;
+  Executor::SetNumThreads(2);
   constexpr int kTasks = 600;
-  Latch left(kTasks);
-  Push(kTasks, Wake::kCores, [&](int) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(3));
-    left.CountDown();
-  });
-  left.Wait();
-  EXPECT(Executor::Get().num_alive() < kTasks / 2);
+  for (Wake wake : {Wake::kCores, Wake::kAll}) {
+    Latch left(kTasks);
+    Push(kTasks, wake, [&](int index) {  // Which do not end all at once.
+      std::this_thread::sleep_for(std::chrono::microseconds(1500 + 700 * (index % 5)));
+      left.CountDown();
+    });
+    left.Wait();
+    EXPECT(Executor::Get().num_alive() < kTasks / 2);
+  }
+  Executor::SetNumThreads(0);
 }
 
 TEST(EveryTaskRunsOnce) {

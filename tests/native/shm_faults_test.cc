@@ -2,7 +2,10 @@
 // trouble side by side, one job of several groups saves the waiting.
 #include <pthread.h>
 
+#include <atomic>
 #include <csignal>
+#include <set>
+#include <thread>
 
 #include "tests/native/processes.h"
 
@@ -143,31 +146,86 @@ TEST(OneCallMore) {
          }) == Zeros(3));
 }
 
-// Process 0 is the first to find out; process 2 learns it from process 0, and both are in the next
-// call by the time that process 1 fails.
+// For a time, in which it cannot see that others have failed.
+std::thread Stopped(int process, milliseconds from, milliseconds to) {
+  return std::thread([=] {
+    sleep_for(from);
+    EXPECT_EQ(kill(World::Get()->PidOf(process), SIGSTOP), 0);
+    sleep_for(to - from);
+    EXPECT_EQ(kill(World::Get()->PidOf(process), SIGCONT), 0);
+  });
+}
+
+// Some make a call too many, the last of whom is stopped then; `late` learns from another one that
+// the ranks differ, and all but who was stopped are in the next call by the time that the call too
+// many fails.
+void OneCallMoreThatEndsLate(int process, int num_processes, const std::set<int>& extra, int late,
+                             int stopper) {
+  Description d = Remote(num_processes, 1, 1, "shm_faults_test.cc:11");
+  d.site_index = 62;
+  Site more(Loaded(d));
+  d.site_index = 63;
+  Site common(Loaded(d));
+  const int stopped = *extra.rbegin();
+  if (extra.count(process) > 0) {
+    EXPECT_CONTAINS(RunOnce(&more, 1, process, num_processes, 1), "do not make the same call");
+    // The others look into what they wait for meanwhile.
+    if (process == stopped) sleep_for(milliseconds(700));
+  }
+  if (process == late) sleep_for(milliseconds(1400));
+  std::thread stops;
+  if (process == stopper) stops = Stopped(stopped, milliseconds(900), milliseconds(1800));
+  EXPECT_CONTAINS(RunOnce(&common, 2, process, num_processes, 1), "do not make the same call");
+  EXPECT_EQ(RunOnce(&common, 3, process, num_processes, 1), "");
+  if (stops.joinable()) stops.join();
+}
+
+// Process 0 is the first to find out.
 TEST(OneCallMoreThatEndsLate) {
   EXPECT(InProcesses(3, [](int process) {
-           Description d = Remote(3, 1, 1, "shm_faults_test.cc:11");
-           d.site_index = 62;
-           Site extra(Loaded(d));
-           d.site_index = 63;
-           Site common(Loaded(d));
-           if (process == 1) {
-             EXPECT_CONTAINS(RunOnce(&extra, 1, 1, 3, 1), "do not make the same call");
-             sleep_for(milliseconds(700));  // The others look into what they wait for meanwhile.
-           }
-           if (process == 2) sleep_for(milliseconds(1400));
-           std::thread stopper([process] {
-             if (process != 0) return;
-             sleep_for(milliseconds(900));
-             EXPECT_EQ(kill(World::Get()->PidOf(1), SIGSTOP), 0);
-             sleep_for(milliseconds(900));
-             EXPECT_EQ(kill(World::Get()->PidOf(1), SIGCONT), 0);
-           });
-           EXPECT_CONTAINS(RunOnce(&common, 2, process, 3, 1), "do not make the same call");
-           EXPECT_EQ(RunOnce(&common, 3, process, 3, 1), "");
-           stopper.join();
+           OneCallMoreThatEndsLate(process, 3, {1}, /*late=*/2, /*stopper=*/0);
          }) == Zeros(3));
+}
+
+// Whom process 3 meets first has been told itself.
+TEST(TwoMakeOneCallMore) {
+  EXPECT(InProcesses(5, [](int process) {
+           OneCallMoreThatEndsLate(process, 5, {0, 4}, /*late=*/3, /*stopper=*/1);
+         }) == Zeros(5));
+}
+
+// A process that computes beside is not known to wait, so that only the deadline ends its call.
+TEST(AMismatchThatEndsByTheDeadline) {
+  EXPECT(InProcesses(2, [](int process) {
+           Description d = Remote(2, 1, 1, "shm_faults_test.cc:12");
+           d.site_index = 64;
+           d.timeout_s = 6;
+           Site more(Loaded(d));
+           d.site_index = 65;
+           d.call_site = "shm_faults_test.cc:13";
+           Site next(Loaded(d));
+           d.site_index = 66;
+           d.call_site = "shm_faults_test.cc:14";
+           d.timeout_s = 1.5;
+           Site common(Loaded(d));
+           std::atomic<bool> is_over{false};
+           std::thread computes([&] {
+             while (process == 0 && !is_over) {
+             }
+           });
+           std::thread stops;
+           if (process == 0) stops = Stopped(1, milliseconds(1200), milliseconds(2200));
+           if (process == 1) {
+             EXPECT_CONTAINS(RunOnce(&more, 1, 1, 2, 1), "do not make the same call");
+             sleep_for(milliseconds(700));
+           }
+           EXPECT_CONTAINS(RunOnce(&common, 2, process, 2, 1),
+                           process == 0 ? "timed out after 1.5 s" : "do not make the same call");
+           EXPECT_EQ(RunOnce(&next, 3, process, 2, 1), "");
+           is_over = true;
+           computes.join();
+           if (stops.joinable()) stops.join();
+         }) == Zeros(2));
 }
 
 // It says so while its part of a collective is being done on other threads.
