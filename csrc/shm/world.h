@@ -113,8 +113,8 @@ class World {
   Post* FindAndHold(int process, const Key& key) const;
   // A collective of another process and the same members that this process takes no part in, though
   // it has waited under `key` since `since_ns`: one that has failed meanwhile, or, if `waits`, one
-  // that has waited since `until_ns` or longer itself. What has been told does not count again for who begins to
-  // wait later.
+  // that waits itself, since before `until_ns`. What has been told does not count again for who
+  // begins to wait later.
   struct Conflict {
     Key key;
     std::string call;
