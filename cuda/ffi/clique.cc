@@ -261,9 +261,14 @@ void Clique::FillPeers(PeerTable* peers) const {
   peers->error = error_on_device_;
 }
 
+bool Clique::HasOpened() {
+  std::lock_guard<std::mutex> lock(together_mu_);
+  return communicator_ != nullptr;
+}
+
 bool Clique::IsCurrent() {
   std::lock_guard<std::mutex> lock(together_mu_);
-  return communicator_ == nullptr || communicator_->IsSame();
+  return communicator_ != nullptr && communicator_->IsSame();
 }
 
 std::variant<void*, Failure> Clique::Upload(const std::vector<int32_t>& words, double timeout_s) {
@@ -381,9 +386,10 @@ std::shared_ptr<Clique> CliqueFor(int device, nccl::Comm* comm) {
   // Without the lock, as it may wait for a thread that waits for other ranks. Nobody else replaces
   // the clique meanwhile: a device's programs are initialized one at a time.
   if (found != nullptr && found->IsCurrent()) return found;
+  const bool is_kept = found != nullptr && found->HasOpened();
   auto made = std::make_shared<Clique>(device, comm);
   std::lock_guard<std::mutex> lock(cliques.mu);
-  if (found != nullptr) cliques.former.push_back(std::move(found));
+  if (is_kept) cliques.former.push_back(std::move(found));
   return cliques.by_communicator[key] = std::move(made);
 }
 

@@ -38,10 +38,12 @@ class Clique {
   // Collective, when it is first called: finds out who the ranks are and what they can do together.
   // Later calls return the same, as a rank that tried again would be alone.
   std::optional<Failure> Join(const CallSite& site);
+  // Whether it has come as far as to own something.
+  bool HasOpened();
 
   // Whether it is of the communicator that is at this address now, and not of an earlier one that
-  // XLA had. Also if that cannot be told, as NCCL could not be used when it was made: what it then
-  // answers, it answers again.
+  // XLA had. Not if that cannot be told, as NCCL could not be used when it was made: another one
+  // tries then, alone until its deadline where only this rank had failed.
   bool IsCurrent();
 
   // From here on: after Join succeeded.
