@@ -11,7 +11,7 @@ from multiprocess.jobs import run_ok
 
 slow = pytest.mark.slow
 
-# Reads of the memory of peers: always, from 32 KiB on, by process 0 from 512 KiB on, never.
+# Reads of the memory of peers: always, from 1 MiB on, by process 0 from 512 KiB on, never.
 ALWAYS, USUAL, MIXED, NEVER = ("1",), (), (str(512 << 10), "1"), ("0",)
 JOBS = [
     # processes, devices of each, script, what it checks, when processes read each other's memory
