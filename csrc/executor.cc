@@ -127,12 +127,8 @@ void Executor::AfterPush(std::unique_lock<std::mutex>* lock, int count, Wake wak
       WakeLocked(count);
       break;
     case Wake::kAll:
-      // Idle workers first; start what is missing, so that nothing waits for the monitor: but as
-      // it does, no more at once than there are (ResolveStallLocked).
-      count = std::min(count, std::max(NumThreads(), num_workers_));
-      while (num_idle_ < count && num_workers_ < kMaxWorkers && StartWorkerLocked()) {
-      }
-      WakeLocked(count);
+      // Idle workers first; start what is missing, so that nothing waits for the monitor.
+      WakeLocked(HaveIdleLocked(count));
       break;
   }
   StartMonitorLocked();
@@ -148,6 +144,17 @@ void Executor::WakeLocked(int count) {
   while (num_idle_ < count && num_workers_ < NumThreads() && StartWorkerLocked()) {
   }
   for (int i = 0; i < std::min(count, num_idle_); ++i) work_cv_.notify_one();
+}
+
+// Has `count` workers idle, and returns how many: at most as many more as there are, until the next
+// time. Not all at once: on a machine with more to do than it has cores, workers that only wait for
+// one look no different from stuck ones, and a program of many independent collectives queues
+// hundreds of tasks.
+int Executor::HaveIdleLocked(int count) {
+  count = std::min(count, std::max(NumThreads(), num_workers_));
+  while (num_idle_ < count && num_workers_ < kMaxWorkers && StartWorkerLocked()) {
+  }
+  return count;
 }
 
 bool Executor::StartWorkerLocked() {
@@ -224,9 +231,7 @@ void Executor::WatchDeadlines(Scan scan) {
 }
 
 // If the queue has stood still from the last tick to this one, there are to be twice as many
-// workers, and so on until every queued task has one. Not at once: on a machine with more to do
-// than it has cores, workers that only wait for one look no different, and a program of many
-// independent collectives queues hundreds of tasks.
+// workers, and so on until every queued task has one.
 void Executor::ResolveStallLocked() {
   const bool stalled =
       queued_at_last_tick_ && !queue_.empty() && num_popped_ == popped_at_last_tick_;
@@ -234,9 +239,7 @@ void Executor::ResolveStallLocked() {
   queued_at_last_tick_ = !queue_.empty();
   if (!stalled) return;
   num_stalls_.fetch_add(1, std::memory_order_relaxed);
-  const int count = std::min(static_cast<int>(queue_.size()), std::max(NumThreads(), num_workers_));
-  while (num_idle_ < count && num_workers_ < kMaxWorkers && StartWorkerLocked()) {
-  }
+  HaveIdleLocked(static_cast<int>(queue_.size()));
   work_cv_.notify_all();
 }
 

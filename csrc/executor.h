@@ -87,6 +87,7 @@ class Executor {
   void WakeLocked(int count);
   void RunQueue(std::unique_lock<std::mutex>* lock);
   bool SpinForMore(std::unique_lock<std::mutex>* lock);
+  int HaveIdleLocked(int count);
   bool StartWorkerLocked();
   void StartMonitorLocked();
   void ResolveStallLocked();
