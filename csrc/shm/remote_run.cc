@@ -176,7 +176,6 @@ bool RemoteRun::HasArrived(int process) {
 
 // `conflict`: they made it instead of ours; none if they came to ours with another call.
 RemoteRun::Status RemoteRun::Mismatch(int process, const std::string& call, const Key& conflict) {
-  const std::string own = s_.name->call + s_.name->site;
   const bool is_alike = conflict == Key{} && call.rfind(s_.name->call, 0) == 0;
   const std::string fix =
       is_alike ? "The two read alike. What differs is the size of the blocks or of the output, the "
@@ -185,8 +184,8 @@ RemoteRun::Status RemoteRun::Mismatch(int process, const std::string& call, cons
                : "All ranks of a group must make the same collectives in the same order: the "
                  "same op, reduction, dtype, shape, root and algorithm.";
   const std::string why = "the ranks do not make the same call: " + RanksOf(world_->self()) +
-                          " made " + own + ", but " + RanksOf(process) + " made " + call + ".\n  " +
-                          fix;
+                          " made " + s_.name->call + s_.name->site + ", but " + RanksOf(process) +
+                          " made " + call + ".\n  " + fix;
   return FailWith({FailureCode::kInvalidArgument, s_.name->where + ": " + why}, why, conflict);
 }
 

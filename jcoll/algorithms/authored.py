@@ -15,6 +15,8 @@ from typing import Any
 from jcoll.errors import UsageError
 from jcoll.plan.ir import PlanError
 
+_Frames = list[traceback.FrameSummary]
+
 
 def add_flag(parser: argparse.ArgumentParser) -> None:
     """--module, for `load`."""
@@ -34,8 +36,8 @@ def load(path: Path | None) -> None:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        where = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == spec.origin]
-        line = f":{where[-1].lineno}" if where else ""
+        _, own = _frames(error, spec.origin)
+        line = f":{own[-1].lineno}" if own else ""
         raise UsageError(f"--module: {path}{line}: {type(error).__name__}: {error}") from None
 
 
@@ -56,8 +58,13 @@ def errors_of(fn: Callable[..., Any], where: str) -> Iterator[None]:
 
 def told(error: Exception, fn: Callable[..., Any]) -> str:
     """ZeroDivisionError at mine.py:3: division by zero"""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = getattr(getattr(fn, "__code__", None), "co_filename", None)
-    found = [f for f in frames if f.filename == own] or frames
+    frames, own = _frames(error, getattr(getattr(fn, "__code__", None), "co_filename", None))
+    found = own or frames
     at = f" at {found[-1].filename}:{found[-1].lineno}" if found else ""
     return f"{type(error).__name__}{at}: {error}"
+
+
+def _frames(error: BaseException, file: str | None) -> tuple[_Frames, _Frames]:
+    """Where it was raised, outermost first: all frames, and those of a file."""
+    frames = list(traceback.extract_tb(error.__traceback__))
+    return frames, [frame for frame in frames if frame.filename == file]

@@ -66,6 +66,10 @@ class Algorithm:
         """Whether it comes with jcoll, whose tests have proved it. A composition does not."""
         return self in _OURS
 
+    def of(self, num_ranks: int) -> str:
+        """For errors: ring all_reduce of 8 ranks"""
+        return f"{self.name} {self.op} of {num_ranks} ranks"
+
     def supports(self, num_ranks: int) -> str | None:
         """None, or why not. A mistake in `unsupported` is a reason, too: others can still serve."""
         return self._asked(num_ranks)[0]
@@ -89,7 +93,7 @@ class Algorithm:
 
     def num_chunks(self, num_ranks: int) -> int:
         """`chunks` of num_ranks. PlanError if one of them is no whole number from 1 on."""
-        where = f"{self.name} {self.op} of {num_ranks} ranks"
+        where = self.of(num_ranks)
         if (whole_number(num_ranks) or 0) < 1:
             problem = f"num_ranks={num_ranks!r}; a whole number from 1 on is needed."
             raise PlanError(f"{self.name} {self.op}: {problem}\n  Pass the number of ranks.")
@@ -104,7 +108,7 @@ class Algorithm:
     def write(self, p: Builder) -> None:
         """Has the plan written. PlanError for a number of ranks that it does not serve, and for
         whatever goes wrong in it."""
-        where = f"{self.name} {self.op} of {p.num_ranks} ranks"
+        where = self.of(p.num_ranks)
         if reason := self.supports(p.num_ranks):
             raise PlanError(f"{where}: {reason}.\n  Ask `supports` first.")
         with errors_of(self.build, where):

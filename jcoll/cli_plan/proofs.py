@@ -76,8 +76,7 @@ def _prove(
     for num_ranks in ranks:
         progress.starts(f"{algorithm.name} {algorithm.op}, {num_ranks} ranks")
         if mistake := algorithm.mistake(num_ranks):
-            where = f"{algorithm.name} {algorithm.op} of {num_ranks} ranks"
-            result.failures.append(f"{where}: {mistake}")
+            result.failures.append(f"{algorithm.of(num_ranks)}: {mistake}")
             continue
         if algorithm.supports(num_ranks) is not None:
             result.unsupported.append(num_ranks)
