@@ -1,7 +1,5 @@
 #include "collective.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <cstdio>
 
@@ -458,7 +456,7 @@ void Collective::StartRemote(int last_rank) {
     } else if (now >= give_up) {
       break;
     } else {
-      sched_yield();
+      World::Get()->Yield(now);
     }
     status = remote_->Advance();
   }

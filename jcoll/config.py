@@ -84,7 +84,7 @@ class Config:
     shm_nbytes: int = 256 << 20
     """`JCOLL_SHM_SIZE`, bytes: shared memory of each process; pages that are not used take none."""
 
-    peer_reads: int = 1 << 20
+    peer_reads: int = 512 << 10
     """`JCOLL_PEER_READS`, bytes: blocks from this size on are read in the memory of other processes
     (process_vm_readv), where the system allows it, instead of being copied through shared memory;
     0: none are."""

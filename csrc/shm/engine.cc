@@ -1,12 +1,9 @@
 #include "engine.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <system_error>
 #include <thread>
 
-#include "../executor.h"
 #include "../reduce.h"
 #include "world.h"
 
@@ -89,8 +86,7 @@ bool RemoteEngine::AdvanceAll(bool check, int64_t now_ns) {
 void RemoteEngine::Loop(bool returns) {
   ScopedFlushDenormals flush;
   World* world = World::Get();
-  const bool crowded = world->num_processes() > Executor::NumThreads();
-  const int64_t spin_ns = crowded ? kCrowdedSpinNs : kSpinNs;
+  const int64_t spin_ns = world->is_crowded() ? kCrowdedSpinNs : kSpinNs;
   int64_t last_move = 0, last_check = 0;
   for (;;) {
     const News news = TakeNew(returns);
@@ -105,7 +101,7 @@ void RemoteEngine::Loop(bool returns) {
     if (AdvanceAll(check, now)) {
       last_move = now;
     } else if (now - last_move < spin_ns) {
-      sched_yield();
+      world->Yield(now);
     } else {
       // Without mu_: others come to Add while large data move, and what ends here may run on into
       // an Add of its own.

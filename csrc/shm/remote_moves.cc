@@ -54,16 +54,11 @@ bool RemoteRun::Move(const Cursor& cursor, const RankProgram::Action& action,
     if (srcs.back() == nullptr) return false;
   }
   const int num_srcs = static_cast<int>(srcs.size());
-  // What peers read next, they are to find in the cache.
-  const bool streams =
-      stream_ && action.has_chunk && action.buffer == PlanBuffer::kOutput && !is_exposed;
-  if (streams && num_dsts == 2) {
-    Transfer(srcs.data(), num_srcs, dsts + 1, 1, nbytes, s_.reduce, s_.element_nbytes,
-             /*stream=*/false);
-    CopyTo(dsts[1], dsts, 1, nbytes, /*stream=*/true);
-    return true;
-  }
-  Transfer(srcs.data(), num_srcs, dsts, num_dsts, nbytes, s_.reduce, s_.element_nbytes, streams);
+  // Never streaming: the next reader, a peer or the next collective, is to find it in the cache. On a
+  // Xeon, chains of 8 over 2 processes: all_to_all of 16 MiB 1.8 ms (2.25 streaming), all_reduce of
+  // 4 MiB 1.25 (1.5).
+  Transfer(srcs.data(), num_srcs, dsts, num_dsts, nbytes, s_.reduce, s_.element_nbytes,
+           /*stream=*/false);
   return true;
 }
 

@@ -29,8 +29,6 @@ RemoteRun::RemoteRun(Setup setup) : s_(std::move(setup)), world_(World::Get()) {
   posts_.assign(world_->num_processes(), nullptr);
   for (int process : s_.process_of) local_index_.push_back(num_local_[process]++);
 
-  const int64_t rank_nbytes = s_.block_nbytes * (int64_t{p.in_blocks} + p.out_blocks);
-  stream_ = ShouldStream(rank_nbytes * p.num_ranks, p.reduces, /*fans_out=*/false);
   cuts_ = ChunkCuts(s_.block_nbytes, s_.element_nbytes, p.chunks_per_block);
   const int64_t chunk_nbytes = cuts_.chunk_nbytes();
   const int64_t most =

@@ -141,7 +141,6 @@ class RemoteRun : public RemoteWork {
   int num_missing_ = 0;  // Processes that have not arrived.
   ChunkCuts cuts_;
   int64_t lane_nbytes_ = 0;
-  bool stream_ = false;  // Outputs, past the cache.
   bool expose_ = false;  // Our ranks' buffers.
   int64_t arena_offset_ = -1, arena_nbytes_ = 0;
   static constexpr uint64_t kNoTicket = UINT64_MAX;

@@ -23,7 +23,7 @@ namespace {
 
 // A process with another library than ours may have other segments. Whoever changes their layout
 // changes this, too.
-constexpr uint64_t kMagic = 0x344d48534c4c4f43;  // "COLLSHM4"
+constexpr uint64_t kMagic = 0x354d48534c4c4f43;  // "COLLSHM5"
 static_assert(sizeof(Post) == 3072, "another layout: another kMagic");
 // Failed posts are kept for the late arrival of those that have not seen them.
 constexpr size_t kMaxRetired = 256;
@@ -32,7 +32,7 @@ constexpr int64_t kSecond = 1000000000;
 
 World* g_world = nullptr;
 std::unique_ptr<Segment> g_own;  // Between Prepare and Join.
-int64_t g_peer_reads = 1 << 20;
+int64_t g_peer_reads = 512 << 10;
 
 int64_t InLines(int64_t nbytes) { return RoundUp(nbytes, kLineNbytes); }
 int64_t PostsOffset() { return InLines(sizeof(Header)); }
@@ -80,6 +80,7 @@ std::optional<Failure> World::Prepare(int64_t arena_nbytes, ProcessInfo* info) {
                        std::strerror(errno) + ".\n  Allow the process getrandom(2)."};
   }
   h->probe = ReadProbe::address();
+  if (sched_getaffinity(0, sizeof(cpu_set_t), &h->allowed_cores) != 0) CPU_ZERO(&h->allowed_cores);
   h->state.store(ProcessState::kAlive);
   for (int i = 0; i < kMaxPosts; ++i) {
     new (segment->data() + PostsOffset() + i * int64_t{sizeof(Post)}) Post();
@@ -118,6 +119,9 @@ std::optional<Failure> World::Join(int self, const std::vector<ProcessInfo>& inf
     reads_peers = p == self || ReadProbe::Try(infos[p].pid, world->header(p)->probe);
   }
   world->header(self)->reads_peers.store(reads_peers);
+  world->is_crowded_ = world->num_processes() > world->NumCores();
+  world->core_sharing_ =
+      std::make_unique<CoreSharing>(world->header(0)->cores, self, !world->is_crowded_);
   world->free_.push_back({ArenaOffset(), world->segments_[self]->nbytes() - ArenaOffset()});
   g_world = world.release();  // Lives as long as the process: peers may look at any time.
   return std::nullopt;
@@ -148,6 +152,14 @@ std::optional<Failure> World::Meet(int process) {
   }
   segments_.push_back(std::move(segment));
   return std::nullopt;
+}
+
+// Of all processes together.
+int World::NumCores() const {
+  cpu_set_t all;
+  CPU_ZERO(&all);
+  for (int p = 0; p < num_processes(); ++p) CPU_OR(&all, &all, &header(p)->allowed_cores);
+  return CPU_COUNT(&all);
 }
 
 World* World::Get() { return g_world; }

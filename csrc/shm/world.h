@@ -15,6 +15,8 @@
 // one of them sees the other.
 #pragma once
 
+#include <sched.h>
+
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -27,6 +29,7 @@
 #include <utility>
 #include <vector>
 
+#include "core_sharing.h"
 #include "post.h"
 #include "segment.h"
 
@@ -48,6 +51,8 @@ struct Header {
   const uint64_t* probe;               // See ReadProbe.
   std::atomic<bool> reads_peers;       // It has joined, and may read the memory of all others.
   SharedText<400> reason;              // Why it leaves; before `state`.
+  cpu_set_t allowed_cores;
+  CoreSharing::Slot cores[CoreSharing::kMaxCores];  // Those of process 0 are everybody's.
 };
 
 // What the bootstrap has exchanged about every process.
@@ -138,6 +143,10 @@ class World {
   // Tells processes that there is news.
   void Ring(int process);
   void RingAll();
+  // Whether the processes have fewer cores than they are.
+  bool is_crowded() const { return is_crowded_; }
+  // For who waits without sleeping.
+  void Yield(int64_t now_ns) { core_sharing_->Yield(now_ns); }
   // Sleeps until somebody rings, at most `ns`. `has_news` is asked once more before.
   template <typename Fn>
   void Sleep(int64_t ns, Fn has_news) {
@@ -180,6 +189,7 @@ class World {
   // Maps another process's segment; in their order.
   std::optional<Failure> Meet(int process);
   Header* header(int process) const;
+  int NumCores() const;
   Post* posts(int process) const;
   void WaitForDoorbell(uint32_t seen, int64_t ns);
   int num_words() const { return (num_processes() + Post::kWordBits - 1) / Post::kWordBits; }
@@ -195,6 +205,8 @@ class World {
   std::vector<std::unique_ptr<Segment>> segments_;  // By process.
   std::vector<ProcessInfo> peers_;
   std::vector<int> pidfds_;
+  bool is_crowded_ = false;
+  std::unique_ptr<CoreSharing> core_sharing_;
   std::atomic<uint32_t> dead_[Post::kWords] = {};  // Known to be, one bit each.
 
   std::mutex told_mu_;

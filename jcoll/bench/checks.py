@@ -37,6 +37,7 @@ def jobs(args: argparse.Namespace) -> list[Job]:
         seconds=args.seconds,
         check=bool(args.check),
         copy=bool(args.copy),
+        dispatch=args.dispatch,
     )
     _check_ops(args, common)
     _check_outputs(args)

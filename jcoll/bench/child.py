@@ -22,11 +22,10 @@ from jax.sharding import Mesh
 
 import jcoll
 from jcoll.bench import catalog, facts, measure, rows
-from jcoll.bench.cases import CASES, Problem, Side, Sides, expected_state
+from jcoll.bench.cases import CASES, Problem, Side, Sides, expected_result
 from jcoll.bench.job import Job
 from jcoll.bench.programs import Program, compile_side, count_wrong, make_mesh
 
-_RUN = 5  # calls between processes; see measure
 _WIDE = frozenset({"int64", "uint64", "float64", "complex128"})  # jax narrows them unless told
 
 
@@ -50,10 +49,9 @@ def _measured(job: Job, row: rows.Row, mesh: Mesh) -> rows.Row:
         _finished(ours),
         _finished(theirs),
         warmup=job.warmup,
-        calls=job.calls or _agreed_calls(job, row),
         repeats=job.repeats,
         seconds=job.seconds,
-        run=1 if job.processes == 1 else _RUN,
+        **_schedule(job, row),
     )
     seconds = timing.ours_s / problem.steps
     algbw, busbw = rows.bandwidths(row.op, row.size, row.devices, seconds)
@@ -89,17 +87,19 @@ def _problem(job: Job, row: rows.Row) -> Problem:
     )
 
 
-def _agreed_calls(job: Job, row: rows.Row) -> int | None:
-    """All processes must make the same calls, whatever their clocks say."""
+def _schedule(job: Job, row: rows.Row) -> dict[str, int | None]:
+    """How many calls, in what runs (see measure). All processes must make the same ones, whatever
+    their clocks say."""
     if job.processes == 1:
-        return None
-    return 60 if row.size <= 1 << 16 else 20 if row.size <= 1 << 20 else 5
+        return {"calls": job.calls}
+    calls = 60 if row.size <= 1 << 16 else 20 if row.size <= 1 << 20 else 5
+    return {"calls": job.calls or calls, "run": 20, "settling": 5}
 
 
 def _wrong(job: Job, side: Side, problem: Problem, program: Program) -> int | None:
     if not job.check:
         return None
-    expected = expected_state(side, problem.form, problem.steps)
+    expected = expected_result(side, problem.steps)
     return count_wrong(program(), expected, side.ranks_compared)
 
 
@@ -143,6 +143,7 @@ def main(source: TextIO, sink: TextIO, index: int = 0, coordinator: str = "") ->
     if job.processes > 1:
         coordinator = coordinator or _start_peers(text, job.processes)
         jax.distributed.initialize(coordinator, job.processes, index)
+    jax.config.update("jax_cpu_enable_async_dispatch", job.dispatch == "async")
     if _WIDE.intersection(job.dtypes):
         jax.config.update("jax_enable_x64", True)
     mesh = make_mesh(job.num_ranks)

@@ -30,6 +30,7 @@ class Job:
     seconds: float = 2.0
     check: bool = True
     copy: bool = False
+    dispatch: str = "async"
     processes: int = 1  # num_ranks, or 1: all ranks in one process
     skip: int = 0  # leading rows that need no measuring
 
@@ -58,6 +59,7 @@ class Job:
             algorithm=self.algorithm,
             peer=catalog.peer_name(op, self.redop),
             malloc=self.malloc,
+            dispatch=self.dispatch,
             processes=self.processes,
         )
 

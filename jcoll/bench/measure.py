@@ -4,9 +4,10 @@ A time alone means little on a shared machine. Calls of the two sides alternate,
 round each time, so that drift and neighbours hit both alike; a repeat takes the median of its
 calls, and the ratio is formed inside a repeat before the median over repeats is taken.
 
-Between processes it is runs of calls that alternate, and the first call of a run does not count: it
-inherits how far the other side has left the processes out of step (some 50 us after gloo), which
-would be charged to the faster side.
+Between processes it is runs of calls that alternate, and the first calls of a run do not count: they
+inherit in what state the other side has left the processes (out of step, threads of both on one
+core, other data in the caches), which would be charged to the faster side. A training run has one
+side only.
 """
 
 from __future__ import annotations
@@ -47,10 +48,11 @@ def compare(
     repeats: int,
     seconds: float,
     run: int = 1,
+    settling: int = 0,
 ) -> Timing:
     """Time both; `calls` a side and repeat, or (None) as many as fill `seconds` in all.
 
-    They alternate in runs of `run`; if that is more than 1, another call precedes each run.
+    They alternate in runs of `run`, each after `settling` calls that do not count.
     """
     for _ in range(warmup):
         ours()
@@ -59,14 +61,19 @@ def compare(
         if calls is None:
             round_s = _timed(ours) + _timed(theirs)
             calls = int(min(max(seconds / repeats / round_s, MIN_CALLS), MAX_CALLS))
-        pairs = [_repeat(ours, theirs, calls, run, turn=r) for r in range(repeats)]
+        pairs = [_repeat(ours, theirs, calls, run, settling, turn=r) for r in range(repeats)]
     low, ratio, high = _quartiles([b / a for a, b in pairs])
     ours_s, theirs_s = (statistics.median(side) for side in zip(*pairs, strict=True))
     return Timing(ours_s, theirs_s, ratio, low, high, calls)
 
 
 def _repeat(
-    ours: Callable[[], object], theirs: Callable[[], object], calls: int, run: int, turn: int
+    ours: Callable[[], object],
+    theirs: Callable[[], object],
+    calls: int,
+    run: int,
+    settling: int,
+    turn: int,
 ) -> tuple[float, float]:
     """Median seconds of each side over `calls` calls, in alternating runs; `turn`: who begins."""
     first, second = [], []
@@ -75,7 +82,7 @@ def _repeat(
         if (turn + begin // run) % 2:
             sides.reverse()
         for call, times in sides:
-            if run > 1:
+            for _ in range(settling):
                 call()
             times += [_timed(call) for _ in range(min(run, calls - begin))]
     return statistics.median(first), statistics.median(second)

@@ -99,6 +99,14 @@ def _add_method(group: argparse._ArgumentGroup) -> None:
         " (MALLOC_MMAP_THRESHOLD_ and others set in the measuring process)",
     )
     add(
+        "--dispatch",
+        choices=("async", "sync"),
+        default="async",
+        help="sync: the thread that calls a program runs it (jax_cpu_enable_async_dispatch off);"
+        " async, JAX's default: XLA hands all but the cheapest programs to a thread of its own,"
+        " which on an idle machine takes longer than many a small collective",
+    )
+    add(
         "--copy",
         action="store_true",
         default=None,

@@ -30,6 +30,7 @@ def group_of(row: Row) -> tuple[str, ...]:
         str(row.processes),
         row.mode,
         row.malloc,
+        row.dispatch,
         row.algorithm,
         row.peer,
     )
@@ -44,7 +45,7 @@ def heading(row: Row, *, copy: bool) -> list[str]:
     factor = catalog.bus_factor(row.op, row.devices)
     title = (
         f"{row.op}: {ranks_text(row)}, mode {row.mode}, algorithm {row.algorithm}, "
-        f"malloc {row.malloc}, busbw factor {factor:.4g}, peer {row.peer}"
+        f"malloc {row.malloc}, {row.dispatch} dispatch, busbw factor {factor:.4g}, peer {row.peer}"
     )
     keys = f"{'size':>12} {'count':>12} {'dtype':>13} {'redop':>6}"
     units = f"{'(B)':>12} {'(elements)':>12} {'':>13} {'':>6}"
@@ -92,10 +93,11 @@ def summary(rows: Iterable[Row]) -> str:
 
 
 def markdown(rows: Iterable[Row]) -> str:
-    """One table per (op, mode, dtype, malloc): sizes down, device counts across."""
+    """One table per (op, mode, dtype, malloc, dispatch): sizes down, device counts across."""
 
     def table_of(row: Row) -> tuple[str, ...]:
-        return (row.op, row.mode, row.dtype, row.malloc, row.redop or "", row.peer)
+        redop = row.redop or ""
+        return (row.op, row.mode, row.dtype, row.malloc, row.dispatch, redop, row.peer)
 
     ordered = sorted(rows, key=lambda row: (table_of(row), row.size, row.devices))
     tables = itertools.groupby(ordered, key=table_of)
@@ -103,12 +105,13 @@ def markdown(rows: Iterable[Row]) -> str:
 
 
 def _markdown_table(key: tuple[str, ...], rows: list[Row]) -> Iterator[str]:
-    op, mode, dtype, malloc, redop, peer = key
+    op, mode, dtype, malloc, dispatch, redop, peer = key
     counts = sorted({row.devices for row in rows})
-    yield f"### {op}{f' ({redop})' if redop else ''}, {dtype}, {mode}, malloc {malloc}\n"
+    what = f"{op} ({redop})" if redop else op
+    yield f"### {what}, {dtype}, {mode}, malloc {malloc}, {dispatch} dispatch\n"
     yield f"Peer: {peer}. Cells: jcoll µs / lax µs (copy µs) **ratio**.\n"
-    what = "processes" if rows[0].processes > 1 else "devices"
-    yield "| size | " + " | ".join(f"{count} {what}" for count in counts) + " |"
+    unit = "processes" if rows[0].processes > 1 else "devices"
+    yield "| size | " + " | ".join(f"{count} {unit}" for count in counts) + " |"
     yield "|---:|" + "---:|" * len(counts)
     for size, group in itertools.groupby(rows, key=lambda row: row.size):
         cells = {row.devices: _cell(row) for row in group}

@@ -19,7 +19,7 @@ from jcoll.bench import catalog
 class Row:
     """Times are microseconds per collective, bandwidths GB/s (1e9 bytes) of jcoll.
 
-    A row that could not be measured has `error` set and None in the fields after `malloc`.
+    A row that could not be measured has `error` set and None in the fields after `processes`.
     """
 
     op: str
@@ -31,6 +31,7 @@ class Row:
     algorithm: str  # as asked for
     peer: str  # the jax.lax program in lax_us
     malloc: str  # default or reuse
+    dispatch: str = "async"  # or sync
     processes: int = 1  # that the devices are in
     jcoll_us: float | None = None
     lax_us: float | None = None

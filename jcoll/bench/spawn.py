@@ -24,6 +24,7 @@ from typing import IO, cast
 from jcoll.bench import rows
 from jcoll.bench.job import Job
 from jcoll.config import LONGEST_S
+from jcoll.launch.job import pool_sizes
 
 CHILD = ("-m", "jcoll.bench.child")
 _DEVICE_FLAG = "--xla_force_host_platform_device_count"
@@ -40,13 +41,15 @@ _START_S = 120.0  # to import jax and make the devices, on a machine that is bus
 _EXIT_S = 30.0  # for a child that has said everything
 
 
-def environment(base: Mapping[str, str], num_devices: int, malloc: str) -> dict[str, str]:
-    """The child's environment: its virtual CPU devices, and exactly the asked allocator."""
+def environment(base: Mapping[str, str], job: Job) -> dict[str, str]:
+    """The child's environment: its virtual CPU devices, and exactly the asked allocator. Several
+    processes share the cores as under `jcoll launch`."""
+    base = pool_sizes(job.processes) | dict(base) if job.processes > 1 else base
     env = {name: value for name, value in base.items() if name not in MALLOC_REUSE}
     others = re.sub(rf"{_DEVICE_FLAG}=\S*", "", env.get("XLA_FLAGS", ""))
-    env["XLA_FLAGS"] = f"{others} {_DEVICE_FLAG}={num_devices}".strip()
+    env["XLA_FLAGS"] = f"{others} {_DEVICE_FLAG}={job.num_ranks // job.processes}".strip()
     env["JAX_PLATFORMS"] = "cpu"
-    if malloc == "reuse":
+    if job.malloc == "reuse":
         env.update(MALLOC_REUSE)
     return env
 
@@ -79,7 +82,7 @@ class _Child:
         )
         self._process = subprocess.Popen(
             [sys.executable, *CHILD],
-            env=environment(os.environ, job.num_ranks // job.processes, job.malloc),
+            env=environment(os.environ, job),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

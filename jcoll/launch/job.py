@@ -17,6 +17,12 @@ _DEVICE_FLAG = "--xla_force_host_platform_device_count"
 _POOLS = ("NPROC", "OMP_NUM_THREADS", "JCOLL_NUM_THREADS")  # NPROC: XLA's
 
 
+def pool_sizes(num_processes: int) -> dict[str, str]:
+    """Variables that give each of so many processes of this host its share of the cores."""
+    share = max(1, len(os.sched_getaffinity(0)) // num_processes)
+    return dict.fromkeys(_POOLS, str(share))
+
+
 @dataclass(frozen=True)
 class Job:
     target: tuple[str, ...]
@@ -30,8 +36,7 @@ class Job:
 
     def environment(self, rank: int, base: Mapping[str, str] = os.environ) -> dict[str, str]:
         """`base` and what makes this process rank `rank`; the sizes of thread pools stay if set."""
-        share = max(1, len(os.sched_getaffinity(0)) // self.num_processes)
-        env = dict.fromkeys(_POOLS, str(share)) | dict(base)
+        env = pool_sizes(self.num_processes) | dict(base)
         # JAX_NUM_CPU_DEVICES overrules this flag; without it nobody need know.
         env["XLA_FLAGS"] = re.sub(rf"{_DEVICE_FLAG}=\S*", "", env.get("XLA_FLAGS", "")).strip()
         env |= {

@@ -1,6 +1,7 @@
 """The flags of `python -m jcoll bench`: sizes, checks, jobs, the children's environment."""
 
 import argparse
+import dataclasses
 import itertools
 
 import jax.numpy as jnp
@@ -202,14 +203,16 @@ def test_dtypes_agree_with_the_ops():
 def test_environment_of_a_child():
     base = {"XLA_FLAGS": "--xla_foo=1 --xla_force_host_platform_device_count=3", "HOME": "/h"}
     base |= {"MALLOC_TOP_PAD_": "1"}
-    env = spawn.environment(base, 8, "default")
+    job = Job(ops=("all_reduce",), dtypes=("float32",), sizes=(1024,), num_ranks=8)
+    env = spawn.environment(base, job)
     assert env["XLA_FLAGS"].split() == [
         "--xla_foo=1",
         "--xla_force_host_platform_device_count=8",
     ]
     assert env["HOME"] == "/h"
     assert not [name for name in env if name.startswith("MALLOC_")]
-    reuse = spawn.environment(base, 8, "reuse")
+    assert "NPROC" not in env
+    reuse = spawn.environment(base, dataclasses.replace(job, malloc="reuse"))
     assert reuse["MALLOC_TOP_PAD_"] == "268435456"
     assert reuse["MALLOC_MMAP_THRESHOLD_"] == "33554432"
     assert reuse["MALLOC_TRIM_THRESHOLD_"] == "4294967296"
