@@ -114,8 +114,11 @@ class Collective : public Runnable,
     return static_cast<int>(is_remote_ ? ranks_here_.size() : arrived_.size());
   }
   int RankHere(int i) const { return is_remote_ ? ranks_here_[i] : i; }
+
+  // collective_remote.cc
   void FindProcesses();
   void StartRemote(int last_rank);
+  RemoteWork::Status AdvanceInHandler();
   RemoteRun::Setup RemoteSetup() const;
   bool IsOfOneHost() const;
   void Refuse(const std::string& why);

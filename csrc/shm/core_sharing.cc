@@ -44,8 +44,7 @@ void CoreSharing::Leave(int core, int64_t now_ns) {
   int64_t left_ns = left_ns_.load(std::memory_order_relaxed);
   const int64_t pause_ns = pause_ns_.load(std::memory_order_relaxed);
   if (now_ns - left_ns < pause_ns || !left_ns_.compare_exchange_strong(left_ns, now_ns)) return;
-  pause_ns_.store(now_ns - left_ns > kLongAgoNs ? kMinPauseNs
-                                                : std::min(2 * pause_ns, kMaxPauseNs),
+  pause_ns_.store(now_ns - left_ns > kLongAgoNs ? kMinPauseNs : std::min(2 * pause_ns, kMaxPauseNs),
                   std::memory_order_relaxed);
   cpu_set_t all, others, free;
   if (sched_getaffinity(0, sizeof(all), &all) != 0) return;

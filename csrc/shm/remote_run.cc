@@ -13,6 +13,10 @@ namespace {
 // Staging of one rank. Its cursors together stay in the L2 cache, where the peers' cores or the
 // shared L3 find them.
 constexpr int64_t kStagingNbytes = 512 << 10;
+// Of long blocks that are only moved: most are read in the peer's memory, in one system call a lane,
+// and long lanes make fewer (all_to_all of 16 MiB over 4 processes: 4.4 ms, 5.8 with the above).
+constexpr int64_t kLongStagingNbytes = 2 << 20;
+constexpr int64_t kLongBlockNbytes = 512 << 10;
 constexpr int64_t kMinLaneNbytes = 1 << 10;
 constexpr int64_t kSecond = 1000000000;
 constexpr int64_t kIdleNs = kSecond / 2;
@@ -31,8 +35,11 @@ RemoteRun::RemoteRun(Setup setup) : s_(std::move(setup)), world_(World::Get()) {
 
   cuts_ = ChunkCuts(s_.block_nbytes, s_.element_nbytes, p.chunks_per_block);
   const int64_t chunk_nbytes = cuts_.chunk_nbytes();
+  // All processes must cut alike, whether they may read peers' memory or not.
+  const bool is_long = !p.reduces && s_.streams == nullptr && s_.block_nbytes >= kLongBlockNbytes;
+  const int64_t staging_nbytes = is_long ? kLongStagingNbytes : kStagingNbytes;
   const int64_t most =
-      kStagingNbytes / (kCursors * std::max(1, p.max_slots)) / kLineNbytes * kLineNbytes;
+      staging_nbytes / (kCursors * std::max(1, p.max_slots)) / kLineNbytes * kLineNbytes;
   lane_nbytes_ = std::min(std::max(kMinLaneNbytes, most), RoundUp(chunk_nbytes, kLineNbytes));
   // One lane at least: a collective of nothing waits for all ranks, too.
   const int64_t num_lanes =
