@@ -226,17 +226,25 @@ class MapWriter {
       for (int b = 0; b < out_blocks_; ++b) Need(r, map_[r * out_blocks_ + b], ranks);
     }
     for (int r = 0; r < num_ranks_; ++r) {
-      for (int b = 0; b < out_blocks_; ++b) {
-        Action action;
-        action.srcs = Sources(r, map_[r * out_blocks_ + b]);
-        action.has_chunk = true;
-        action.chunk = b;
-        (*ranks)[r].actions.push_back(std::move(action));
-      }
+      for (const bool are_local : {true, false}) WriteBlocks(r, are_local, &(*ranks)[r].actions);
     }
   }
 
  private:
+  // Those blocks of a rank that need nothing of others, or the rest: what comes from others may not
+  // be there yet when the first are done.
+  void WriteBlocks(int rank, bool are_local, std::vector<Action>* actions) {
+    for (int b = 0; b < out_blocks_; ++b) {
+      Action action;
+      action.srcs = Sources(rank, map_[rank * out_blocks_ + b]);
+      action.has_chunk = true;
+      action.chunk = b;
+      const bool is_local = std::all_of(action.srcs.begin(), action.srcs.end(),
+                                        [](const Operand& src) { return src.slot == kNone; });
+      if (is_local == are_local) actions->push_back(std::move(action));
+    }
+  }
+
   void Need(int reader, int64_t source, std::vector<RankProgram>* ranks) {
     if (source >= 0) {
       Stage(reader, static_cast<int>(source / in_blocks_), static_cast<int>(source % in_blocks_),

@@ -18,6 +18,10 @@ constexpr int64_t kStagingNbytes = 512 << 10;
 constexpr int64_t kLongStagingNbytes = 2 << 20;
 constexpr int64_t kLongBlockNbytes = 512 << 10;
 constexpr int64_t kMinLaneNbytes = 1 << 10;
+// Peers are told of every lane so long, of shorter ones only when there is nothing left to do: the
+// fence in RingPeers waits until peers' cores have given up the lines that we have written, which
+// was a tenth of a small collective.
+constexpr int64_t kLongLaneNbytes = 64 << 10;
 constexpr int64_t kSecond = 1000000000;
 constexpr int64_t kIdleNs = kSecond / 2;
 
@@ -121,17 +125,22 @@ bool RemoteRun::GetReady() {
   }
   own_->arena_offset.store(arena_offset_);
   own_->SetState(PostState::kReady);
-  RingPeers();
+  has_news_ = true;
   return true;
 }
 
 RemoteRun::Status RemoteRun::Advance() {
+  const Status status = Go();
+  if (has_news_) RingPeers();
+  return status;
+}
+
+RemoteRun::Status RemoteRun::Go() {
   moved_ = false;
   if (failure_) return Status::kFailed;
   if (arena_offset_ < 0 && !GetReady()) return Status::kRunning;
-  if (num_missing_ > 0 && !AllHaveArrived()) {
-    return failure_ ? Status::kFailed : Status::kRunning;
-  }
+  if (num_missing_ > 0) LookForArrivals();
+  if (failure_) return Status::kFailed;
   bool any = true;
   while (any) {
     any = false;
@@ -140,11 +149,11 @@ RemoteRun::Status RemoteRun::Advance() {
       if (failure_) return Status::kFailed;
     }
     if (any) {
-      moved_ = true;
-      RingPeers();
+      moved_ = has_news_ = true;
+      if (lane_nbytes_ >= kLongLaneNbytes) RingPeers();
     }
   }
-  if (cursors_left_ > 0) return Status::kRunning;
+  if (cursors_left_ > 0 || num_missing_ > 0) return Status::kRunning;
   if (expose_ && !std::all_of(cursors_.begin(), cursors_.end(),
                               [this](const Cursor& cursor) { return ReceiversHaveDone(cursor); })) {
     return Status::kRunning;
@@ -153,16 +162,15 @@ RemoteRun::Status RemoteRun::Advance() {
   return Status::kDone;
 }
 
-bool RemoteRun::AllHaveArrived() {
+void RemoteRun::LookForArrivals() {
   for (int process = 0; process < world_->num_processes(); ++process) {
     if (process == world_->self() || num_local_[process] == 0 || posts_[process]) continue;
     if (HasArrived(process)) {
       --num_missing_;
       moved_ = true;
     }
-    if (failure_) return false;
+    if (failure_) return;
   }
-  return num_missing_ == 0;
 }
 
 bool RemoteRun::HasArrived(int process) {
@@ -239,8 +247,9 @@ bool RemoteRun::ReceiversHaveDone(const Cursor& cursor) {
 }
 
 bool RemoteRun::HasDone(int receiver, const Cursor& cursor) {
-  return CounterOf(receiver, cursor.index)->done.load(std::memory_order_acquire) >=
-         static_cast<uint64_t>(cursor.round);
+  return HasCome(receiver) &&
+         CounterOf(receiver, cursor.index)->done.load(std::memory_order_acquire) >=
+             static_cast<uint64_t>(cursor.round);
 }
 
 bool RemoteRun::IsReady(const Cursor& cursor, const RankProgram::Action& action) {
@@ -250,6 +259,7 @@ bool RemoteRun::IsReady(const Cursor& cursor, const RankProgram::Action& action)
 
 bool RemoteRun::HasSent(const RankProgram::Operand& src, const Cursor& cursor) {
   if (src.slot == RankProgram::kNone) return true;
+  if (!HasCome(src.rank)) return false;
   const uint64_t before =
       static_cast<uint64_t>(cursor.round) * s_.programs->ranks[src.rank].num_messages;
   return CounterOf(src.rank, cursor.index)->sent.load(std::memory_order_acquire) >
@@ -285,6 +295,7 @@ char* RemoteRun::Slot(int rank, int cursor, int slot) {
 
 // The stores before are seen by whoever is found awake here; see World.
 void RemoteRun::RingPeers() {
+  has_news_ = false;
   std::atomic_thread_fence(std::memory_order_seq_cst);
   for (int process = 0; process < world_->num_processes(); ++process) {
     if (process != world_->self() && num_local_[process] > 0) world_->Ring(process);
@@ -369,7 +380,7 @@ RemoteRun::Status RemoteRun::FailByDeadline(int64_t now_ns) {
 bool RemoteRun::WillNotCome(int process) {
   const bool is_dead = world_->IsDead(process);
   if (!is_dead && !world_->HasLeft(process)) return false;
-  AllHaveArrived();  // It may have come and gone since we looked.
+  LookForArrivals();  // It may have come and gone since we looked.
   const Post* post = posts_[process];
   if (is_dead) return post == nullptr || post->state() != PostState::kDone;
   return post == nullptr && world_->Find(process, s_.key) == nullptr;

@@ -89,11 +89,17 @@ class RemoteRun : public RemoteWork {
     bool has_begun = false;  // The round's slots may be written.
   };
 
+  Status Go();
   bool CanExpose() const;
   void Announce();
   bool GetReady();
-  bool AllHaveArrived();
+  void LookForArrivals();
   bool HasArrived(int process);
+  // What others need of our ranks is made before they come; what they have is looked at afterwards.
+  bool HasCome(int rank) const {
+    const int process = s_.process_of[rank];
+    return process == world_->self() || posts_[process] != nullptr;
+  }
   Status Mismatch(int process, const std::string& call, const Key& conflict = {});
   Status FailLike(int process);
   bool Step(Cursor* cursor);
@@ -150,6 +156,7 @@ class RemoteRun : public RemoteWork {
   std::vector<char> fetched_;  // What an action has read from peers' memory.
   size_t cursors_left_ = 0;
   bool moved_ = false;
+  bool has_news_ = false;  // Of which peers that sleep have not been told.
   std::optional<Failure> failure_;
 };
 
