@@ -17,6 +17,15 @@ MAX_NBYTES = 1 << 40
 """What a size may be at most: 1 TiB."""
 
 
+_POOLS = ("NPROC", "OMP_NUM_THREADS", "JCOLL_NUM_THREADS")  # NPROC: XLA's
+
+
+def pool_sizes(num_processes: int) -> dict[str, str]:
+    """Variables that give each of so many processes its share of this process's cores."""
+    share = max(1, len(os.sched_getaffinity(0)) // num_processes)
+    return dict.fromkeys(_POOLS, str(share))
+
+
 def _positive(env: Mapping[str, str], name: str, default: float, kind: type) -> float:
     text = env.get(name, "")
     if not text:
@@ -84,10 +93,10 @@ class Config:
     shm_nbytes: int = 256 << 20
     """`JCOLL_SHM_SIZE`, bytes: shared memory of each process; pages that are not used take none."""
 
-    peer_reads: int = 512 << 10
-    """`JCOLL_PEER_READS`, bytes: blocks from this size on are read in the memory of other processes
-    (process_vm_readv), where the system allows it, instead of being copied through shared memory;
-    0: none are."""
+    peer_reads: int = 64 << 10
+    """`JCOLL_PEER_READS`, bytes: blocks from this size on (8 times this where they are added up) are
+    read in the memory of other processes (process_vm_readv), where the system allows it, instead of
+    being copied through shared memory; 0: none are."""
 
     tuning_file: str = ""
     """`JCOLL_TUNING_FILE`: costs by which `algorithm="auto"` chooses, as `python -m jcoll tune`

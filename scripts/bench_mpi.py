@@ -83,7 +83,8 @@ def measure_one(op: str, size: int, repeats: int) -> dict[str, object]:
         calls=200 if size <= 1 << 18 else 40,
         repeats=repeats,
         seconds=0,
-        run=10,
+        run=20,
+        settling=5,
     )
     ours_s, theirs_s = (COMM.allreduce(s, MPI.MAX) for s in (timing.ours_s, timing.theirs_s))
     if COMM.rank == 0:

@@ -32,7 +32,7 @@ constexpr int64_t kSecond = 1000000000;
 
 World* g_world = nullptr;
 std::unique_ptr<Segment> g_own;  // Between Prepare and Join.
-int64_t g_peer_reads = 512 << 10;
+int64_t g_peer_reads = 64 << 10;
 
 int64_t InLines(int64_t nbytes) { return RoundUp(nbytes, kLineNbytes); }
 int64_t PostsOffset() { return InLines(sizeof(Header)); }

@@ -73,7 +73,7 @@ class World {
   // Makes this process's segment. `arena_nbytes`: JCOLL_SHM_SIZE.
   static std::optional<Failure> Prepare(int64_t arena_nbytes, ProcessInfo* info);
   // Blocks of so many bytes or more are read in the memory of peers (peer_reads.h), where processes
-  // may; 0: none are. JCOLL_PEER_READS. Before Join.
+  // may; of 8 times as many if they are added up; 0: none are. JCOLL_PEER_READS. Before Join.
   static void SetPeerReads(int64_t min_nbytes);
   static int64_t PeerReads();
   // Maps the others'. `infos` by process, this one's at `self`. Called once.

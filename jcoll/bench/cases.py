@@ -47,7 +47,8 @@ def _result(x: Array, y: Array, *extras: Array) -> Array:
 
 
 def _with_first(x: Array, value: Array) -> Array:
-    """x, with `value` as its first element. The cheapest feedback where y does not fit in x's place:
+    """x, with `value` as its first element: the cheapest feedback where y does not fit for x.
+
     XLA writes it in place, where a pass over all of x or y can take as long as a large collective.
     """
     if isinstance(x, np.ndarray):

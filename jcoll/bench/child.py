@@ -26,6 +26,7 @@ from jcoll.bench.cases import CASES, Problem, Side, Sides, expected_result
 from jcoll.bench.job import Job
 from jcoll.bench.programs import Program, compile_side, count_wrong, make_mesh
 
+_RUN, _SETTLING = 20, 5  # calls between processes; see measure
 _WIDE = frozenset({"int64", "uint64", "float64", "complex128"})  # jax narrows them unless told
 
 
@@ -49,9 +50,11 @@ def _measured(job: Job, row: rows.Row, mesh: Mesh) -> rows.Row:
         _finished(ours),
         _finished(theirs),
         warmup=job.warmup,
+        calls=job.calls or _agreed_calls(job, row),
         repeats=job.repeats,
         seconds=job.seconds,
-        **_schedule(job, row),
+        run=1 if job.processes == 1 else _RUN,
+        settling=0 if job.processes == 1 else _SETTLING,
     )
     seconds = timing.ours_s / problem.steps
     algbw, busbw = rows.bandwidths(row.op, row.size, row.devices, seconds)
@@ -87,13 +90,11 @@ def _problem(job: Job, row: rows.Row) -> Problem:
     )
 
 
-def _schedule(job: Job, row: rows.Row) -> dict[str, int | None]:
-    """How many calls, in what runs (see measure). All processes must make the same ones, whatever
-    their clocks say."""
+def _agreed_calls(job: Job, row: rows.Row) -> int | None:
+    """All processes must make the same calls, whatever their clocks say."""
     if job.processes == 1:
-        return {"calls": job.calls}
-    calls = 60 if row.size <= 1 << 16 else 20 if row.size <= 1 << 20 else 5
-    return {"calls": job.calls or calls, "run": 20, "settling": 5}
+        return None
+    return 60 if row.size <= 1 << 16 else 20 if row.size <= 1 << 20 else 5
 
 
 def _wrong(job: Job, side: Side, problem: Problem, program: Program) -> int | None:

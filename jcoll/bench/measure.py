@@ -4,10 +4,10 @@ A time alone means little on a shared machine. Calls of the two sides alternate,
 round each time, so that drift and neighbours hit both alike; a repeat takes the median of its
 calls, and the ratio is formed inside a repeat before the median over repeats is taken.
 
-Between processes it is runs of calls that alternate, and the first calls of a run do not count: they
-inherit in what state the other side has left the processes (out of step, threads of both on one
-core, other data in the caches), which would be charged to the faster side. A training run has one
-side only.
+Between processes it is runs of calls that alternate, and the first calls of a run do not count:
+they inherit in what state the other side has left the processes (out of step, threads of both on
+one core, other data in the caches), which would be charged to the faster side. A training run has
+one side only.
 """
 
 from __future__ import annotations

@@ -23,8 +23,7 @@ from typing import IO, cast
 
 from jcoll.bench import rows
 from jcoll.bench.job import Job
-from jcoll.config import LONGEST_S
-from jcoll.launch.job import pool_sizes
+from jcoll.config import LONGEST_S, pool_sizes
 
 CHILD = ("-m", "jcoll.bench.child")
 _DEVICE_FLAG = "--xla_force_host_platform_device_count"
@@ -35,21 +34,25 @@ MALLOC_REUSE = {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(4 << 30),
     "MALLOC_TOP_PAD_": str(256 << 20),
+    "MALLOC_MMAP_MAX_": "0",  # also above the threshold, whose highest value that is
 }
 _ERROR_TAIL = 600  # characters of a dead child's stderr worth showing
 _START_S = 120.0  # to import jax and make the devices, on a machine that is busy with others
 _EXIT_S = 30.0  # for a child that has said everything
 
 
-def environment(base: Mapping[str, str], job: Job) -> dict[str, str]:
+def environment(
+    base: Mapping[str, str], num_devices: int, malloc: str, num_processes: int = 1
+) -> dict[str, str]:
     """The child's environment: its virtual CPU devices, and exactly the asked allocator. Several
     processes share the cores as under `jcoll launch`."""
-    base = pool_sizes(job.processes) | dict(base) if job.processes > 1 else base
+    if num_processes > 1:
+        base = pool_sizes(num_processes) | dict(base)
     env = {name: value for name, value in base.items() if name not in MALLOC_REUSE}
     others = re.sub(rf"{_DEVICE_FLAG}=\S*", "", env.get("XLA_FLAGS", ""))
-    env["XLA_FLAGS"] = f"{others} {_DEVICE_FLAG}={job.num_ranks // job.processes}".strip()
+    env["XLA_FLAGS"] = f"{others} {_DEVICE_FLAG}={num_devices}".strip()
     env["JAX_PLATFORMS"] = "cpu"
-    if job.malloc == "reuse":
+    if malloc == "reuse":
         env.update(MALLOC_REUSE)
     return env
 
@@ -80,9 +83,10 @@ class _Child:
         self._errors = tempfile.TemporaryFile(  # noqa: SIM115
             "w+", encoding="utf-8", errors="replace"
         )
+        devices = job.num_ranks // job.processes
         self._process = subprocess.Popen(
             [sys.executable, *CHILD],
-            env=environment(os.environ, job),
+            env=environment(os.environ, devices, job.malloc, job.processes),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

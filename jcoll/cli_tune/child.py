@@ -25,7 +25,7 @@ from jcoll.bench.cases import CASES, Problem
 from jcoll.bench.catalog import CATALOG, element_count
 from jcoll.bench.programs import Program, compile_side, make_mesh, place
 from jcoll.cli_tune.runs import Run
-from jcoll.tuning.candidates import Request, serving
+from jcoll.tuning.candidates import PROCESSES, Request, serving
 from jcoll.tuning.select import winner
 
 FIRST_CALLS = 3
@@ -154,6 +154,8 @@ class _Agreement:
 def main() -> None:
     run = Run.from_json(sys.argv[1])
     authored.load(Path(run.module) if run.module else None)
+    if run.placement == PROCESSES:  # XLA's hand-over to a thread of its own would hide small ones.
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
     gc.disable()
     for row in measure(run):
         if jax.process_index() == 0:

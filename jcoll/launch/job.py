@@ -11,16 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from jcoll.config import pool_sizes
+
 ADDRESS = "127.0.0.1"
 _CHILD = Path(__file__).with_name("child.py")
 _DEVICE_FLAG = "--xla_force_host_platform_device_count"
-_POOLS = ("NPROC", "OMP_NUM_THREADS", "JCOLL_NUM_THREADS")  # NPROC: XLA's
-
-
-def pool_sizes(num_processes: int) -> dict[str, str]:
-    """Variables that give each of so many processes of this host its share of the cores."""
-    share = max(1, len(os.sched_getaffinity(0)) // num_processes)
-    return dict.fromkeys(_POOLS, str(share))
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,13 @@
 """The flags of `python -m jcoll bench`: sizes, checks, jobs, the children's environment."""
 
 import argparse
-import dataclasses
 import itertools
 
 import jax.numpy as jnp
 import pytest
 
 from jcoll import cli
-from jcoll.bench import catalog, checks, options, sizes, spawn
+from jcoll.bench import catalog, checks, facts, options, sizes, spawn
 from jcoll.bench.job import Job
 from jcoll.comm.group import Groups
 from jcoll.comm.mesh import Call
@@ -203,8 +202,7 @@ def test_dtypes_agree_with_the_ops():
 def test_environment_of_a_child():
     base = {"XLA_FLAGS": "--xla_foo=1 --xla_force_host_platform_device_count=3", "HOME": "/h"}
     base |= {"MALLOC_TOP_PAD_": "1"}
-    job = Job(ops=("all_reduce",), dtypes=("float32",), sizes=(1024,), num_ranks=8)
-    env = spawn.environment(base, job)
+    env = spawn.environment(base, 8, "default")
     assert env["XLA_FLAGS"].split() == [
         "--xla_foo=1",
         "--xla_force_host_platform_device_count=8",
@@ -212,7 +210,12 @@ def test_environment_of_a_child():
     assert env["HOME"] == "/h"
     assert not [name for name in env if name.startswith("MALLOC_")]
     assert "NPROC" not in env
-    reuse = spawn.environment(base, dataclasses.replace(job, malloc="reuse"))
+    shared = spawn.environment(base, 1, "default", 8)
+    assert shared["NPROC"] == shared["JCOLL_NUM_THREADS"] == str(max(1, facts.num_cores() // 8))
+    assert shared["XLA_FLAGS"].endswith("device_count=1")
+    theirs = spawn.environment(base | {"NPROC": "3"}, 1, "default", 8)
+    assert theirs["NPROC"] == "3"
+    reuse = spawn.environment(base, 8, "reuse")
     assert reuse["MALLOC_TOP_PAD_"] == "268435456"
     assert reuse["MALLOC_MMAP_THRESHOLD_"] == "33554432"
     assert reuse["MALLOC_TRIM_THRESHOLD_"] == "4294967296"
