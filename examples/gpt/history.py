@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import time
 from pathlib import Path
 
@@ -112,6 +113,14 @@ def make_report(args, device: dict, history: History, val_loss: float) -> dict:
 
 
 def write_json(path: str, report: dict) -> None:
-    """One object, indented."""
+    """One object, indented; null where a number is not finite, as JSON has none of those."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(json.dumps(report, indent=1) + "\n")
+    Path(path).write_text(json.dumps(_finite(report), indent=1, allow_nan=False) + "\n")
+
+
+def _finite(value):
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

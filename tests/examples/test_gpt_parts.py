@@ -2,6 +2,8 @@
 
 import argparse
 import functools
+import json
+import math
 
 import example_programs
 import jax
@@ -119,6 +121,16 @@ def run_report(num_sites):
     args = argparse.Namespace(mesh={"data": 2, "tensor": 4}, dtype="float32", batch=2, seq=4)
     device = {"count": 8, "kind": "cpu", "parameters": 10}
     return history.make_report(args, device, log, 1.0)
+
+
+def test_a_report_is_json_whatever_the_loss(tmp_path):
+    report = run_report(num_sites=1)
+    report["history"][1]["loss"], report["val_loss"] = math.nan, math.inf
+    path = tmp_path / "new" / "x.json"
+    history.write_json(str(path), report)
+    read = json.loads(path.read_text(), parse_constant=pytest.fail)
+    assert [row["loss"] for row in read["history"]] == [3.0, None, 1.0]
+    assert read["val_loss"] is None
 
 
 def test_picture_has_every_kind_and_the_number_of_places_left_out(tmp_path, monkeypatch):
