@@ -15,7 +15,6 @@ program. Exit status 1: the losses disagree.
 """
 
 import argparse
-import json
 import math
 import shlex
 import statistics
@@ -23,7 +22,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gpt import flags
+from gpt import flags, history
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -95,7 +94,7 @@ def run_leg(out: Path, collectives: str, *options: str, name: str | None = None)
     if done.returncode:
         leg = shlex.join(map(str, command))
         sys.exit(f"demo.py: the leg {name or collectives} ended with {done.returncode}: {leg}")
-    return json.loads(report.read_text())
+    return history.read_json(report)
 
 
 def losses(run: dict) -> list[float]:

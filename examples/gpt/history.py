@@ -118,6 +118,14 @@ def write_json(path: str, report: dict) -> None:
     Path(path).write_text(json.dumps(_finite(report), indent=1, allow_nan=False) + "\n")
 
 
+def read_json(path: str) -> dict:
+    """A report, with NaN for losses that were no numbers."""
+    report = json.loads(Path(path).read_text())
+    for holder, name in [(report, "val_loss"), *((row, "loss") for row in report["history"])]:
+        holder[name] = math.nan if holder[name] is None else holder[name]
+    return report
+
+
 def _finite(value):
     if isinstance(value, dict):
         return {name: _finite(item) for name, item in value.items()}

@@ -131,6 +131,9 @@ def test_a_report_is_json_whatever_the_loss(tmp_path):
     read = json.loads(path.read_text(), parse_constant=pytest.fail)
     assert [row["loss"] for row in read["history"]] == [3.0, None, 1.0]
     assert read["val_loss"] is None
+    again = history.read_json(str(path))
+    assert math.isnan(again["val_loss"]) and math.isnan(again["history"][1]["loss"])
+    assert again["history"][2]["loss"] == 1.0
 
 
 def test_picture_has_every_kind_and_the_number_of_places_left_out(tmp_path, monkeypatch):
