@@ -1,4 +1,4 @@
-"""Every environment variable of jcoll, read once at import."""
+"""Every environment variable of jcoll, read once at import; and those that share out the cores."""
 
 from __future__ import annotations
 
@@ -93,10 +93,10 @@ class Config:
     shm_nbytes: int = 256 << 20
     """`JCOLL_SHM_SIZE`, bytes: shared memory of each process; pages that are not used take none."""
 
-    peer_reads: int = 64 << 10
-    """`JCOLL_PEER_READS`, bytes: blocks from this size on (8 times this where they are added up) are
-    read in the memory of other processes (process_vm_readv), where the system allows it, instead of
-    being copied through shared memory; 0: none are."""
+    peer_reads: int = 1 << 20
+    """`JCOLL_PEER_READS`, bytes: blocks from this size on are read in the memory of other processes
+    (process_vm_readv), where the system allows it, instead of being copied through shared memory;
+    0: none are."""
 
     tuning_file: str = ""
     """`JCOLL_TUNING_FILE`: costs by which `algorithm="auto"` chooses, as `python -m jcoll tune`

@@ -101,7 +101,7 @@ void RemoteEngine::Loop(bool returns) {
     if (AdvanceAll(check, now)) {
       last_move = now;
     } else if (now - last_move < spin_ns) {
-      world->Yield(now);
+      world->Yield();
     } else {
       // Without mu_: others come to Add while large data move, and what ends here may run on into
       // an Add of its own.

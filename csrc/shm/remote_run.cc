@@ -13,21 +13,7 @@ namespace {
 // Staging of one rank. Its cursors together stay in the L2 cache, where the peers' cores or the
 // shared L3 find them.
 constexpr int64_t kStagingNbytes = 512 << 10;
-// Of long blocks that are only moved: most are read in the peer's memory, in one system call a lane,
-// and long lanes make fewer (all_to_all of 16 MiB over 4 processes: 4.4 ms, 5.8 with the above).
-constexpr int64_t kLongStagingNbytes = 2 << 20;
-constexpr int64_t kLongBlockNbytes = 512 << 10;
 constexpr int64_t kMinLaneNbytes = 1 << 10;
-// What is to be added up must be fetched into a buffer first, which is a copy more: only blocks so
-// many times as large are read. In chains of 8 over 2 processes on a Xeon, us read : staged,
-//                   128 KiB   256 KiB   512 KiB   1 MiB
-//   all_gather         9:13     13:19     25:40   63:65
-//   all_reduce        28:19     61:41    108:99  164:160
-constexpr int64_t kReducedPeerReads = 8;
-// Peers are told of every lane so long, of shorter ones only when there is nothing left to do: the
-// fence in RingPeers waits until peers' cores have given up the lines that we have written, which
-// was a tenth of a small collective.
-constexpr int64_t kLongLaneNbytes = 64 << 10;
 constexpr int64_t kSecond = 1000000000;
 constexpr int64_t kIdleNs = kSecond / 2;
 
@@ -45,11 +31,8 @@ RemoteRun::RemoteRun(Setup setup) : s_(std::move(setup)), world_(World::Get()) {
 
   cuts_ = ChunkCuts(s_.block_nbytes, s_.element_nbytes, p.chunks_per_block);
   const int64_t chunk_nbytes = cuts_.chunk_nbytes();
-  // All processes must cut alike, whether they may read peers' memory or not.
-  const bool is_long = !p.reduces && s_.streams == nullptr && s_.block_nbytes >= kLongBlockNbytes;
-  const int64_t staging_nbytes = is_long ? kLongStagingNbytes : kStagingNbytes;
   const int64_t most =
-      staging_nbytes / (kCursors * std::max(1, p.max_slots)) / kLineNbytes * kLineNbytes;
+      kStagingNbytes / (kCursors * std::max(1, p.max_slots)) / kLineNbytes * kLineNbytes;
   lane_nbytes_ = std::min(std::max(kMinLaneNbytes, most), RoundUp(chunk_nbytes, kLineNbytes));
   // One lane at least: a collective of nothing waits for all ranks, too.
   const int64_t num_lanes =
@@ -75,8 +58,7 @@ RemoteRun::RemoteRun(Setup setup) : s_(std::move(setup)), world_(World::Get()) {
 // Whether our ranks may expose their buffers. Each process decides for its own ranks; a peer that
 // joins only now is not known to read yet.
 bool RemoteRun::CanExpose() const {
-  const int64_t least = World::PeerReads() * (s_.programs->reduces ? kReducedPeerReads : 1);
-  if (s_.streams != nullptr || s_.block_nbytes < least) return false;
+  if (s_.streams != nullptr || s_.block_nbytes < World::PeerReads()) return false;
   for (int process = 0; process < world_->num_processes(); ++process) {
     if (num_local_[process] > 0 && !world_->ReadsPeers(process)) return false;
   }
@@ -132,17 +114,11 @@ bool RemoteRun::GetReady() {
   }
   own_->arena_offset.store(arena_offset_);
   own_->SetState(PostState::kReady);
-  has_news_ = true;
+  RingPeers();
   return true;
 }
 
 RemoteRun::Status RemoteRun::Advance() {
-  const Status status = Go();
-  if (has_news_) RingPeers();
-  return status;
-}
-
-RemoteRun::Status RemoteRun::Go() {
   moved_ = false;
   if (failure_) return Status::kFailed;
   if (arena_offset_ < 0 && !GetReady()) return Status::kRunning;
@@ -156,8 +132,8 @@ RemoteRun::Status RemoteRun::Go() {
       if (failure_) return Status::kFailed;
     }
     if (any) {
-      moved_ = has_news_ = true;
-      if (lane_nbytes_ >= kLongLaneNbytes) RingPeers();
+      moved_ = true;
+      RingPeers();
     }
   }
   if (cursors_left_ > 0 || num_missing_ > 0) return Status::kRunning;
@@ -302,7 +278,6 @@ char* RemoteRun::Slot(int rank, int cursor, int slot) {
 
 // The stores before are seen by whoever is found awake here; see World.
 void RemoteRun::RingPeers() {
-  has_news_ = false;
   std::atomic_thread_fence(std::memory_order_seq_cst);
   for (int process = 0; process < world_->num_processes(); ++process) {
     if (process != world_->self() && num_local_[process] > 0) world_->Ring(process);

@@ -1,8 +1,9 @@
 // One collective whose ranks live in several processes of this host, as one process runs it.
 //
-// First all processes of the group post what they are about to do; each compares every other's
-// signature with its own, so that ranks that disagree get an error before data are mixed. Then
-// every local rank runs its program (program.h) lane by lane: lane l is the l-th range of bytes of
+// Every process of the group posts what it is about to do, and compares another's signature with
+// its own before it looks at its data, so that ranks that disagree get an error before data are
+// mixed. Every local rank runs its program (program.h) as far as it can, which before the others
+// have come is what they need of it. It goes lane by lane: lane l is the l-th range of bytes of
 // every chunk. `kCursors` lanes are in flight at once, each in its own part of the staging area, so
 // that a rank writes the next lane while its peers read the last. Memory is bounded, whatever the
 // size.
@@ -89,7 +90,6 @@ class RemoteRun : public RemoteWork {
     bool has_begun = false;  // The round's slots may be written.
   };
 
-  Status Go();
   bool CanExpose() const;
   void Announce();
   bool GetReady();
@@ -156,7 +156,6 @@ class RemoteRun : public RemoteWork {
   std::vector<char> fetched_;  // What an action has read from peers' memory.
   size_t cursors_left_ = 0;
   bool moved_ = false;
-  bool has_news_ = false;  // Of which peers that sleep have not been told.
   std::optional<Failure> failure_;
 };
 

@@ -32,7 +32,7 @@ constexpr int64_t kSecond = 1000000000;
 
 World* g_world = nullptr;
 std::unique_ptr<Segment> g_own;  // Between Prepare and Join.
-int64_t g_peer_reads = 64 << 10;
+int64_t g_peer_reads = 1 << 20;
 
 int64_t InLines(int64_t nbytes) { return RoundUp(nbytes, kLineNbytes); }
 int64_t PostsOffset() { return InLines(sizeof(Header)); }
@@ -119,7 +119,8 @@ std::optional<Failure> World::Join(int self, const std::vector<ProcessInfo>& inf
     reads_peers = p == self || ReadProbe::Try(infos[p].pid, world->header(p)->probe);
   }
   world->header(self)->reads_peers.store(reads_peers);
-  world->is_crowded_ = world->num_processes() > world->NumCores();
+  const int num_cores = world->NumCores();
+  world->is_crowded_ = num_cores > 0 && world->num_processes() > num_cores;
   world->core_sharing_ =
       std::make_unique<CoreSharing>(world->header(0)->cores, self, !world->is_crowded_);
   world->free_.push_back({ArenaOffset(), world->segments_[self]->nbytes() - ArenaOffset()});
@@ -154,7 +155,7 @@ std::optional<Failure> World::Meet(int process) {
   return std::nullopt;
 }
 
-// Of all processes together.
+// Of all processes together; 0: the system does not say (more cores than a cpu_set_t has).
 int World::NumCores() const {
   cpu_set_t all;
   CPU_ZERO(&all);

@@ -6,8 +6,9 @@
 //   Post[]   the collectives it takes part in: its signature for each, and where its data are
 //   arena    counters and staging areas of the posts
 //
-// A process writes to its own segment only, but for these: a doorbell that wakes its owner, and who
-// still awaits or holds a post (post.h). A post is identified by a 128-bit key that all processes
+// A process writes to its own segment only, but for these: a doorbell that wakes its owner, who
+// still awaits or holds a post (post.h), and, in that of process 0, on which cores processes wait
+// (core_sharing.h). A post is identified by a 128-bit key that all processes
 // derive alike (Collective::RemoteSetup), and is looked up in a small window of the table.
 //
 // Sleeping: the sleeper stores `sleeping`, then looks for news, then waits on the doorbell; the
@@ -73,7 +74,7 @@ class World {
   // Makes this process's segment. `arena_nbytes`: JCOLL_SHM_SIZE.
   static std::optional<Failure> Prepare(int64_t arena_nbytes, ProcessInfo* info);
   // Blocks of so many bytes or more are read in the memory of peers (peer_reads.h), where processes
-  // may; of 8 times as many if they are added up; 0: none are. JCOLL_PEER_READS. Before Join.
+  // may; 0: none are. JCOLL_PEER_READS. Before Join.
   static void SetPeerReads(int64_t min_nbytes);
   static int64_t PeerReads();
   // Maps the others'. `infos` by process, this one's at `self`. Called once.
@@ -143,10 +144,10 @@ class World {
   // Tells processes that there is news.
   void Ring(int process);
   void RingAll();
-  // Whether the processes have fewer cores than they are.
+  // Whether the processes have fewer cores, all together, than they are.
   bool is_crowded() const { return is_crowded_; }
   // For who waits without sleeping.
-  void Yield(int64_t now_ns) { core_sharing_->Yield(now_ns); }
+  void Yield() { core_sharing_->Yield(); }
   // Sleeps until somebody rings, at most `ns`. `has_news` is asked once more before.
   template <typename Fn>
   void Sleep(int64_t ns, Fn has_news) {

@@ -19,7 +19,7 @@ import jcoll
 from jcoll.bench import values
 
 AXIS = "ranks"
-Array = Any  # a jax array or, in `expected_result`, a numpy one: feedbacks run on both
+Array = Any  # a jax array or, in `expected_state`, a numpy one: feedbacks run on both
 Feedback = Callable[..., Array]
 
 
@@ -42,21 +42,8 @@ class Problem:
         return self.count * self.dtype.itemsize
 
 
-def _result(x: Array, y: Array, *extras: Array) -> Array:
+def _keep(y: Array, *extras: Array) -> Array:
     return y
-
-
-def _with_first(x: Array, value: Array) -> Array:
-    """x, with `value` as its first element: the cheapest feedback where y does not fit for x.
-
-    XLA writes it in place, where a pass over all of x or y can take as long as a large collective.
-    """
-    if isinstance(x, np.ndarray):
-        x = x.copy()
-        x[0] = value
-        return x
-    # The barrier: else XLA may put the write into each of the result's uses, and copy x for each.
-    return lax.optimization_barrier(x.at[0].set(value))
 
 
 @dataclass(frozen=True)
@@ -67,7 +54,7 @@ class Side:
     x: np.ndarray
     reference: Callable[[np.ndarray], np.ndarray]  # all ranks' x -> all ranks' y
     extras: tuple[np.ndarray, ...] = ()
-    feedback: Feedback = _result  # (x, y, *extras) -> the next x
+    feedback: Feedback = _keep  # (y, *extras) -> the next x
     ranks_compared: tuple[int, ...] | None = None  # None: every rank's result is defined
 
 
@@ -81,8 +68,8 @@ def _pair(ours: Callable[..., Array], theirs: Callable[..., Array], **shared: An
     return Sides(Side(call=ours, **shared), Side(call=theirs, **shared))
 
 
-def _weigh(x: Array, y: Array, weight: Array) -> Array:
-    return _with_first(x, y[0] * weight[0])
+def _weigh(y: Array, weight: Array) -> Array:
+    return y * weight
 
 
 def _fold(stacked: Array, redop: str) -> Array:
@@ -127,17 +114,24 @@ def _all_reduce(p: Problem) -> Sides:
 
 
 def _reduce_scatter(p: Problem) -> Sides:
-    shared = {"feedback": lambda x, y, *_: _with_first(x, y[0])} | _reductions(p)
+    shared = _reductions(p)
+    inner = shared.pop("feedback", _keep)
+
+    def repeat(y: Array, *extras: Array) -> Array:
+        y = inner(y, *extras)
+        return (np if isinstance(y, np.ndarray) else jnp).tile(y, p.num_ranks)
+
     return _pair(
         lambda x, *_: jcoll.reduce_scatter(x, AXIS, op=p.redop, tiled=True, algorithm=p.algorithm),
         lambda x, *_: _lax_reduce_scatter(x, p.redop, p.num_ranks),
         reference=lambda xs: values.reduce_scatter(xs, p.redop),
+        feedback=repeat,
         **shared,
     )
 
 
 def _all_gather(p: Problem) -> Sides:
-    """Fed back: the first element of every rank's next neighbour."""
+    """Fed back: every rank goes on with its next neighbour's block."""
     following = (np.arange(p.num_ranks, dtype=np.int32) + 1) % p.num_ranks
     return _pair(
         lambda x, *_: jcoll.all_gather(x, AXIS, tiled=True, algorithm=p.algorithm),
@@ -145,7 +139,7 @@ def _all_gather(p: Problem) -> Sides:
         x=values.moved(p.dtype, p.num_ranks, p.count // p.num_ranks),
         reference=values.all_gather,
         extras=(following.reshape(-1, 1),) if p.form != "single" else (),
-        feedback=lambda x, y, index: _with_first(x, y.reshape(p.num_ranks, -1)[index[0], 0]),
+        feedback=lambda y, index: y.reshape(p.num_ranks, -1)[index[0]],
     )
 
 
@@ -285,27 +279,26 @@ CASES: dict[str, Callable[[Problem], Sides]] = {
 }
 
 
-def expected_result(side: Side, steps: int) -> np.ndarray:
-    """All ranks' results of the program's last step, in numpy.
+def expected_state(side: Side, form: str, steps: int) -> np.ndarray:
+    """All ranks' results of the program, in numpy.
 
     A repeated step soon runs in a circle (a sum settles at once, a rotation returns after n steps),
-    so once the operand of the second step comes back, only the remainder is worked out.
+    so once the state after the first step comes back, only the remainder is worked out.
     """
-    operand, left, taken = side.x, steps - 1, 0
-    second = operand
-    while left > 0:
-        operand = _step(side, operand)
-        left, taken = left - 1, taken + 1
-        if taken == 1:
-            second = operand
-        elif np.array_equal(operand, second):
-            left %= taken - 1
-    return side.reference(operand)
+    if form == "single":
+        return side.reference(side.x)
+    state = first = _step(side, side.x)
+    done = 1
+    while done < steps:
+        state = _step(side, state)
+        done += 1
+        if np.array_equal(state, first):
+            steps, done = 1 + (steps - 1) % (done - 1), 1
+            return functools.reduce(lambda s, _: _step(side, s), range(steps - done), state)
+    return state
 
 
 def _step(side: Side, xs: np.ndarray) -> np.ndarray:
-    rows = [
-        side.feedback(x, y, *(e[rank] for e in side.extras))
-        for rank, (x, y) in enumerate(zip(xs, side.reference(xs), strict=True))
-    ]
+    ys = side.reference(xs)
+    rows = [side.feedback(y, *(e[rank] for e in side.extras)) for rank, y in enumerate(ys)]
     return np.stack(rows)

@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 
 import jcoll
 from jcoll.bench import catalog, facts, measure, rows
-from jcoll.bench.cases import CASES, Problem, Side, Sides, expected_result
+from jcoll.bench.cases import CASES, Problem, Side, Sides, expected_state
 from jcoll.bench.job import Job
 from jcoll.bench.programs import Program, compile_side, count_wrong, make_mesh
 
@@ -100,7 +100,7 @@ def _agreed_calls(job: Job, row: rows.Row) -> int | None:
 def _wrong(job: Job, side: Side, problem: Problem, program: Program) -> int | None:
     if not job.check:
         return None
-    expected = expected_result(side, problem.steps)
+    expected = expected_state(side, problem.form, problem.steps)
     return count_wrong(program(), expected, side.ranks_compared)
 
 
@@ -144,7 +144,8 @@ def main(source: TextIO, sink: TextIO, index: int = 0, coordinator: str = "") ->
     if job.processes > 1:
         coordinator = coordinator or _start_peers(text, job.processes)
         jax.distributed.initialize(coordinator, job.processes, index)
-    jax.config.update("jax_cpu_enable_async_dispatch", job.dispatch == "async")
+    if job.dispatch != "default":
+        jax.config.update("jax_cpu_enable_async_dispatch", job.dispatch == "async")
     if _WIDE.intersection(job.dtypes):
         jax.config.update("jax_enable_x64", True)
     mesh = make_mesh(job.num_ranks)

@@ -30,7 +30,7 @@ class Job:
     seconds: float = 2.0
     check: bool = True
     copy: bool = False
-    dispatch: str = "async"
+    dispatch: str = "default"
     processes: int = 1  # num_ranks, or 1: all ranks in one process
     skip: int = 0  # leading rows that need no measuring
 

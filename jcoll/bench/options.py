@@ -100,11 +100,11 @@ def _add_method(group: argparse._ArgumentGroup) -> None:
     )
     add(
         "--dispatch",
-        choices=("async", "sync"),
-        default="async",
+        choices=("default", "async", "sync"),
+        default="default",
         help="sync: the thread that calls a program runs it (jax_cpu_enable_async_dispatch off);"
-        " async, JAX's default: XLA hands all but the cheapest programs to a thread of its own,"
-        " which on an idle machine takes longer than many a small collective",
+        " async: XLA hands all but the cheapest programs to a thread of its own, which on an idle"
+        " machine takes longer than many a small collective; default: as JAX has it",
     )
     add(
         "--copy",

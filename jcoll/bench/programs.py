@@ -84,16 +84,15 @@ def _place(array: np.ndarray, mesh: Mesh) -> jax.Array:
 
 def _repeated(side: Side, problem: Problem) -> Callable[..., Any]:
     def step(x: Any, *extras: Any) -> Any:
-        return side.feedback(x, side.call(x, *extras), *extras)
+        return side.feedback(side.call(x, *extras), *extras)
 
     def chain(x: Any, *extras: Any) -> Any:
-        for _ in range(problem.steps - 1):
+        for _ in range(problem.steps):
             x = step(x, *extras)
-        return side.call(x, *extras)
+        return x
 
     def loop(x: Any, *extras: Any) -> Any:
-        x = lax.fori_loop(0, problem.steps - 1, lambda _, carry: step(carry, *extras), x)
-        return side.call(x, *extras)
+        return lax.fori_loop(0, problem.steps, lambda _, carry: step(carry, *extras), x)
 
     return {"single": side.call, "chain": chain, "loop": loop}[problem.form]
 

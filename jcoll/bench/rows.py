@@ -31,7 +31,7 @@ class Row:
     algorithm: str  # as asked for
     peer: str  # the jax.lax program in lax_us
     malloc: str  # default or reuse
-    dispatch: str = "async"  # or sync
+    dispatch: str = "default"  # or async, sync
     processes: int = 1  # that the devices are in
     jcoll_us: float | None = None
     lax_us: float | None = None

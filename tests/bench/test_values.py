@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jcoll.bench import catalog, values
-from jcoll.bench.cases import Side, expected_result
+from jcoll.bench.cases import Side, expected_state
 
 RANKS = [1, 2, 3, 4, 5, 8]
 FLOATS = ["float32", "float64", "float16", "bfloat16", "float8_e4m3fn"]
@@ -75,18 +75,18 @@ def test_ragged_counts_are_symmetric_and_full(num_ranks, total):
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 4, 5, 6, 7, 40])
 @pytest.mark.parametrize("exchange", [values.ppermute, values.all_to_all])
-def test_expected_result_of_long_chains(steps, exchange):
+def test_expected_state_of_long_chains(steps, exchange):
     """The shortcut over repeating states gives what running every step gives."""
     side = Side(call=lambda x: x, x=np.arange(25).reshape(5, 5), reference=exchange)
     plain = side.x
     for _ in range(steps):
         plain = exchange(plain)
-    np.testing.assert_array_equal(expected_result(side, steps), plain)
+    np.testing.assert_array_equal(expected_state(side, "chain", steps), plain)
 
 
-def test_expected_result_that_never_repeats():
+def test_expected_state_that_never_repeats():
     side = Side(call=lambda x: x, x=np.ones((2, 1), np.int64), reference=lambda xs: xs * 2)
-    assert expected_result(side, 20).tolist() == [[2**20], [2**20]]
+    assert expected_state(side, "loop", 20).tolist() == [[2**20], [2**20]]
 
 
 BUS_FACTORS = {

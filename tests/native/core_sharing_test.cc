@@ -8,13 +8,14 @@
 #include <memory>
 #include <thread>
 
-#include "csrc/shm/world.h"
 #include "tests/native/check.h"
 
 namespace {
 
 using jcoll::CoreSharing;
-using jcoll::MonotonicNs;
+using jcoll::MovePauses;
+
+constexpr int64_t kMs = 1000000;
 
 cpu_set_t Allowed() {
   cpu_set_t set;
@@ -52,7 +53,7 @@ int MeetingsUntilLeft(int self, int fixed, bool may_leave, int most) {
   std::thread other([&] {
     Allow(Only(core));
     CoreSharing sharing(slots.get(), fixed, may_leave);
-    for (; !is_over; ++turns) sharing.Yield(MonotonicNs());
+    for (; !is_over; ++turns) sharing.Yield();
   });
   Allow(Only(core));
   while (turns == 0) sched_yield();
@@ -62,7 +63,7 @@ int MeetingsUntilLeft(int self, int fixed, bool may_leave, int most) {
     Allow(Only(core));
     Allow(all);  // It is still there, unless the kernel has been quick.
     const int64_t before = turns;
-    sharing.Yield(MonotonicNs());
+    sharing.Yield();
     meetings += turns > before;
     if (sched_getcpu() != core && turns > before) break;
   }
@@ -102,4 +103,38 @@ TEST(WithoutCoresEnoughNobodyLeaves) {
   int stayed = 0;
   for (int i = 0; i < 20; ++i) stayed += MeetingsUntilLeft(1, 0, false, 1) < 0;
   EXPECT_EQ(stayed >= 15, true);
+}
+
+TEST(AProcessThatMovesInVainMovesEverLess) {
+  MovePauses pauses;
+  int64_t now = 1000 * kMs;
+  int moves = 0;
+  // Asked every 10 us for 10 s, it moves after pauses that double, and then every 102 ms.
+  for (int i = 0; i < 1000000; ++i, now += kMs / 100) moves += pauses.Next(now);
+  EXPECT_EQ(moves > 90 && moves < 120, true);
+  now += 1000 * kMs;  // Peace: all is forgotten.
+  EXPECT_EQ(pauses.Next(now), true);
+  EXPECT_EQ(pauses.Next(now + kMs / 10), false);
+  EXPECT_EQ(pauses.Next(now + kMs / 4), true);
+}
+
+TEST(CoresWhereSomebodyWaitsAreNotFree) {
+  auto slots = NewSlots();
+  CoreSharing sharing(slots.get(), 1, true);
+  const int64_t now = 5000 * kMs;
+  cpu_set_t all;
+  CPU_ZERO(&all);
+  for (int core = 0; core < 6; ++core) CPU_SET(core, &all);
+  sharing.WaitOn(1, now - kMs / 2);
+  sharing.WaitOn(2, now + kMs);  // After the clock was read.
+  sharing.WaitOn(3, now - 100 * kMs);
+  const cpu_set_t others = sharing.Others(all, 0, now);
+  const bool is_free[] = {false, false, false, true, true, true};
+  for (int core = 0; core < 6; ++core) EXPECT_EQ(CPU_ISSET(core, &others) != 0, is_free[core]);
+  for (int core = 3; core < 6; ++core) sharing.WaitOn(core, now);
+  const cpu_set_t busy = sharing.Others(all, 0, now);
+  EXPECT_EQ(CPU_COUNT(&busy), 5);
+  const cpu_set_t alone = Only(0);
+  const cpu_set_t none = sharing.Others(alone, 0, now);
+  EXPECT_EQ(CPU_COUNT(&none), 0);
 }
