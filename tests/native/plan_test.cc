@@ -313,4 +313,15 @@ TEST(ProgramsOfAMap) {
   EXPECT_EQ(q.ranks[1].actions.back().srcs.size(), size_t{0});
 }
 
+TEST(ProgramsOfAMapDoFirstWhatNeedsNoPeer) {
+  // An all_gather: rank 1 stages its block, puts it into its own output, and only then waits.
+  const PlanPrograms p = jcoll::MakePrograms(3, 1, 3, {0, 1, 2, 0, 1, 2, 0, 1, 2});
+  const auto& actions = p.ranks[1].actions;
+  EXPECT_EQ(actions.size(), size_t{4});
+  EXPECT_EQ(actions[0].has_chunk, false);
+  EXPECT_EQ(actions[1].chunk, 1);
+  EXPECT_EQ(actions[2].chunk, 0);
+  EXPECT_EQ(actions[3].chunk, 2);
+}
+
 }  // namespace
