@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
 from jcoll import cli
 from jcoll.cli_tune import command, runs
+from jcoll.cli_tune import summary as tune_summary
 from jcoll.cli_tune.combine import combined
 from jcoll.cli_tune.summary import summary
 from jcoll.tuning import table
@@ -123,6 +125,18 @@ def test_refused(capsys, argv, message):
         cli.main(["tune", *argv])
     assert caught.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_quality_of_what_auto_chose(monkeypatch):
+    chosen = types.SimpleNamespace(algorithm="direct")
+    monkeypatch.setattr(tune_summary, "select", lambda request: chosen)
+    costs = [{"direct": 10.0, "ring": 8.0, "xla": 1.0}, {"direct": 3.0, "ring": 5.0}, {"ring": 1.0}]
+    rows = [Row("process", "all_reduce", 4, 1024 * 4**i, us) for i, us in enumerate(costs)]
+    assert tune_summary.quality(rows) == (
+        "auto, by the costs before: 1.12 times the best algorithm (median), at most 1.25 "
+        "(all_reduce 1K, 4 ranks: direct); 1 of 2 above 1.10"
+    )
+    assert tune_summary.quality(rows[2:]) == ""
 
 
 def test_summary():

@@ -17,7 +17,7 @@ from jcoll.bench.catalog import CATALOG
 from jcoll.bench.status_line import StatusLine
 from jcoll.cli_tune import runs
 from jcoll.cli_tune.combine import combined
-from jcoll.cli_tune.summary import summary
+from jcoll.cli_tune.summary import quality, summary
 from jcoll.errors import UsageError
 from jcoll.plan.ops import OPS
 from jcoll.tuning import table
@@ -81,8 +81,9 @@ def run(args: argparse.Namespace) -> int:
     status, problem = _measure(todo, args.timeout, found)
     found = combined(found)
     if found:
+        before = quality(found)
         rows.write_text(path, _text(old, found))
-        print(f"\n{summary(found)}\n\n{len(found)} rows in {path}")
+        print(f"\n{summary(found)}\n\n{before}\n{len(found)} rows in {path}")
     if problem:
         kept = "what was measured is kept" if found else "nothing was measured"
         print(f"jcoll tune: {problem}; {kept}", file=sys.stderr)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Iterator
 
 from jcoll.bench.sizes import format_size
-from jcoll.tuning.candidates import PLACEMENTS
-from jcoll.tuning.select import winner
+from jcoll.tuning.candidates import PLACEMENTS, Request
+from jcoll.tuning.select import select, winner
 from jcoll.tuning.table import Row
 
 
@@ -19,6 +20,29 @@ def summary(rows: Iterable[Row]) -> str:
         "times as fast as direct, where it is not direct; (xla) would be 1.1 times as fast or more"
     )
     return "\n".join([*(line for key in groups for line in _lines(*key, groups[key])), note])
+
+
+def quality(rows: Iterable[Row]) -> str:
+    """How good the choices of `auto` are, by the costs that it has now and these measurements."""
+    found = sorted(_excesses(rows), key=lambda item: item[0])
+    if not found:
+        return ""
+    middle = statistics.median(excess for excess, _, _ in found)
+    worst, row, name = found[-1]
+    where = f"{row.op} {format_size(row.nbytes)}, {row.num_ranks} ranks: {name}"
+    return (
+        f"auto, by the costs before: {middle:.2f} times the best algorithm (median), at most "
+        f"{worst:.2f} ({where}); {sum(item[0] > 1.1 for item in found)} of {len(found)} above 1.10"
+    )
+
+
+def _excesses(rows: Iterable[Row]) -> Iterator[tuple[float, Row, str]]:
+    """(auto's time / the best of jcoll's algorithms, row, auto's choice)."""
+    for row in rows:
+        name = select(Request(row.op, (row.num_ranks,), row.nbytes, row.placement)).algorithm
+        ours = [us for algorithm, us in row.us.items() if algorithm != "xla"]
+        if name in row.us and ours:
+            yield row.us[name] / min(ours), row, name
 
 
 def _lines(placement: str, num_ranks: int, rows: list[Row]) -> Iterator[str]:
