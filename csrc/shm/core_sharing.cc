@@ -66,19 +66,18 @@ cpu_set_t CoreSharing::Others(const cpu_set_t& all, int core, int64_t now_ns) co
 }
 
 // The kernel moves the thread when its core is taken from its set, and leaves it where it is when
-// the core is given back. (What stays: Linux takes the set for one that the thread has asked for,
-// so that cores that the process is given later are not added to it.)
+// the core is given back; unless somebody else has given it another set meanwhile. (What stays:
+// Linux takes the set for one that the thread has asked for, so that cores that the process is
+// given later are not added to it.)
 void CoreSharing::Leave(int core) {
   const int64_t now_ns = MonotonicNs();
   cpu_set_t all;
   if (!pauses_.Next(now_ns) || sched_getaffinity(0, sizeof(all), &all) != 0) return;
   const cpu_set_t others = Others(all, core, now_ns);
   if (CPU_COUNT(&others) == 0 || sched_setaffinity(0, sizeof(others), &others) != 0) return;
-  if (sched_setaffinity(0, sizeof(all), &all) == 0) return;
-  // The process was given quite other cores meanwhile: any of them.
-  cpu_set_t any;
-  std::fill_n(reinterpret_cast<unsigned char*>(&any), sizeof(any), 0xff);
-  sched_setaffinity(0, sizeof(any), &any);
+  cpu_set_t now;
+  if (sched_getaffinity(0, sizeof(now), &now) == 0 && !CPU_EQUAL(&now, &others)) return;
+  sched_setaffinity(0, sizeof(all), &all);
 }
 
 }  // namespace jcoll
