@@ -233,6 +233,43 @@ def test_exit_of_the_coordinator(launch):
     assert job.err[-1].startswith("jcoll launch: rank 0 of 2 failed: exit status 3. Then rank 1: ")
 
 
+@pytest.mark.parametrize(
+    ("fault", "status", "fate"),
+    [
+        ("raise KeyError('own bug')", 1, r"has left \(KeyError: 'own bug'\)"),
+        pytest.param("os._exit(3)", 3, r"\(pid \d+\) has died", marks=pytest.mark.slow),
+        pytest.param(
+            "os.kill(os.getpid(), 9)", 137, r"\(pid \d+\) has died", marks=pytest.mark.slow
+        ),
+    ],
+    ids=["raise", "exit", "kill"],
+)
+def test_others_name_the_coordinator_that_failed(launch, fault, status, fate):
+    """Before JAX, which has then nobody to ask, aborts them."""
+    job = launch(
+        *("-n", "2", "program.py"),
+        program=f"""
+        import jcoll
+        mesh = jax.make_mesh((2,), ("x",))
+        sharding = jax.NamedSharding(mesh, jax.P("x"))
+        x = jax.make_array_from_callback((2,), sharding, lambda i: np.ones(2, np.float32)[i])
+        body = lambda x: jcoll.psum(x, "x")
+        f = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=jax.P("x"), out_specs=jax.P()))
+        f(x).block_until_ready()
+        if rank == 0:
+            time.sleep(0.5)  # Until the other waits for it.
+            {fault}
+        f(x).block_until_ready()
+        """,
+    )
+    assert job.end() == status
+    text = "".join(job.err)
+    assert re.search(rf"^\[1\] .*Error: .*rank 0 \(process 0\) .*process 0 {fate}", text, re.M), (
+        text
+    )
+    assert "jcoll launch: rank 0 of 2 failed: " in job.err[-1]
+
+
 def test_segfault_shows_where(launch):
     job = launch(
         *("-n", "2", "program.py"),

@@ -15,6 +15,7 @@ import jcoll
 
 CALLS = 4
 ELEMENTS = 2 << 20  # Of float32: 8 MiB.
+IN_PIECES = 800_011  # Numbers of 4 bytes: 3.05 MiB, 3 pieces, whose last one needs padding.
 
 OPS = {
     "psum": lambda m, axes, x: m.psum(x, axes),
@@ -45,6 +46,25 @@ def check(mesh, axes, name, count, ours=jcoll):
     pairs = zip(found.addressable_shards, expected.addressable_shards, strict=True)
     same = all(np.allclose(a.data, b.data, rtol=1e-6) for a, b in pairs)
     return {"case": f"{name} over {axes}, {count}", "same": same, "algorithm": algorithm}
+
+
+def check_pieces(mesh):
+    """A large sum and max: their all_reduces between hosts, and which results are not numpy's."""
+    shape, rng = (jax.device_count(), IN_PIECES), np.random.default_rng(0)
+    x = {dtype: rng.integers(-999, 999, shape).astype(dtype) for dtype in ("float32", "int32")}
+    expected = {"float32": x["float32"].sum(0), "int32": x["int32"].max(0)}
+
+    def in_pieces(v):
+        return {"float32": jcoll.psum(v["float32"], "x"), "int32": jcoll.pmax(v["int32"], "x")}
+
+    lowered = rank.program(in_pieces, mesh).lower(put(mesh, x))
+    out = lowered.compile()(put(mesh, x))
+    wrong = [
+        dtype
+        for dtype, y in out.items()
+        if any((part != expected[dtype]).any() for part in rank.local(y).values())
+    ]
+    return {"crossings": lowered.as_text().count("stablehlo.all_reduce"), "wrong": wrong}
 
 
 def check_rounding(mesh, dtype, large, step):
@@ -83,7 +103,7 @@ def values():
     with jcoll.intercept():
         rows += [check(flat, "x", name, 5, ours=lax) for name in OPS]
     wrong = check_rounding(flat, "bfloat16", 256, 2) | check_rounding(flat, "float8_e5m2", 4, 1)
-    report("values", rows=rows, wrong=wrong)
+    report("values", rows=rows, wrong=wrong, pieces=check_pieces(flat))
 
 
 # rows of x, output_size, overflow, and whether counts may be more than the rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from functools import cache
 
 import pytest
@@ -16,13 +17,15 @@ SLACK_S = 2.0
 """What a busy machine may add to a deadline."""
 VICTIM, OTHERS = 1, (0, 2)
 
-GONE = {
-    "kill": r"process 1 \(pid \d+\) has died",
-    "exit": r"process 1 \(pid \d+\) has died",
-    "raise": r"process 1 has left \(OwnBug: a bug of the program\)",
-    "quit": r"process 1 has left \(its program has ended\)",
-    "stop": rf"timed out after {TIMEOUT_S:g} s",
+FATES = {
+    "kill": r" \(pid \d+\) has died",
+    "exit": r" \(pid \d+\) has died",
+    "raise": r" has left \(OwnBug: a bug of the program\)",
+    "quit": r" has left \(its program has ended\)",
 }
+"""What follows "process 1"."""
+GONE = {how: "process 1" + words for how, words in FATES.items()}
+GONE["stop"] = rf"timed out after {TIMEOUT_S:g} s"
 
 
 def is_alive(pid: int) -> bool:
@@ -42,10 +45,10 @@ def _nothing_is_left():
 
 # One of each is enough for every run.
 OFTEN = [("kill", "inside"), ("raise", "start"), ("stop", "between"), ("quit", "inside")]
+AT_END = [("kill", "end"), ("exit", "end"), ("raise", "end")]
 CASES = [
     pytest.param(how, when, marks=[] if (how, when) in OFTEN else pytest.mark.slow)
-    for how in GONE
-    for when in ("start", "between", "inside")
+    for how, when in [*((h, w) for h in GONE for w in ("start", "between", "inside")), *AT_END]
 ]
 
 
@@ -65,8 +68,8 @@ def test_gone(how: str, when: str) -> None:
     for i in OTHERS:
         assert results[i].code == 0, results[i]
         failed = results[i].report("failed")
-        if (how, when) == ("quit", "inside"):  # It has done its part of all that it had dispatched.
-            assert failed["text"] == ""
+        if when == "end" or (how, when) == ("quit", "inside"):
+            assert failed["text"] == ""  # It has done its part of all that it had dispatched.
             continue
         assert re.search(GONE[how], failed["text"]), failed["text"]
         assert re.search(r"jcoll\.all_reduce over axis 'x' .*faults\.py:\d+", failed["text"])
@@ -78,6 +81,32 @@ def test_gone(how: str, when: str) -> None:
         else:
             assert seconds < SOON_S
         assert results[i].report("goes_on")["text"] == ""
+
+
+COORDINATOR = [pytest.param(h, marks=[] if h == "raise" else pytest.mark.slow) for h in FATES]
+
+
+@pytest.mark.parametrize("how", COORDINATOR)
+def test_coordinator_gone(how: str) -> None:
+    """Process 0, by which JAX's processes know each other: they see jcoll's exception before JAX
+    aborts them, which it does if that process is gone without a word."""
+    results = run(
+        "faults.py",
+        *(how, "between", "0"),
+        num_processes=3,
+        wait_for=[1, 2],
+        env={"JCOLL_TIMEOUT": str(TIMEOUT_S)},
+    )
+    wrong_at = results[0].report("wrong")["at"]
+    is_aborted = how in ("kill", "exit")
+    for result in results[1:]:
+        assert result.code == (-signal.SIGABRT if is_aborted else 0), result
+        failed = result.report("failed")
+        assert "rank 0 (process 0)" in failed["text"], failed["text"]
+        assert re.search("process 0" + FATES[how], failed["text"]), failed["text"]
+        assert failed["at"] - wrong_at < SOON_S
+        if not is_aborted:
+            assert result.report("goes_on")["text"] == ""
 
 
 BEFORE = [pytest.param(how, marks=[] if how == "kill" else pytest.mark.slow) for how in GONE]
@@ -95,7 +124,7 @@ def test_gone_before_they_knew_each_other(how: str) -> None:
         env={"JCOLL_TIMEOUT": str(TIMEOUT_S)},
     )
     wrong_at = results[VICTIM].report("wrong")["at"]
-    words = rf"not introduced itself within {TIMEOUT_S:g} s" if how == "stop" else GONE[how][10:]
+    words = FATES.get(how, rf"not introduced itself within {TIMEOUT_S:g} s")
     for i in OTHERS:
         assert results[i].code == 0, results[i]
         failed = results[i].report("failed")

@@ -17,6 +17,7 @@ def test_values() -> None:
     results = jobs.run_ok("hosts.py", "values", num_processes=4, env_of=HOSTS)
     for result in results:
         assert result.report("values")["wrong"] == {}
+        assert result.report("values")["pieces"] == {"crossings": 3 + 3, "wrong": []}
         for row in result.report("values")["rows"]:
             assert row["same"], row
             inside, across = row["case"].split(" over ")[1], row["algorithm"]
@@ -33,6 +34,7 @@ def test_several_devices_per_process() -> None:
     results = jobs.run_ok("hosts.py", "values", num_processes=2, num_devices=2, env_of=hosts)
     for result in results:
         assert all(row["same"] for row in result.report("values")["rows"])
+        assert result.report("values")["pieces"] == {"crossings": 3 + 3, "wrong": []}
 
 
 def expect_ragged(results: list[jobs.Result]) -> None:

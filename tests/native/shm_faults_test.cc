@@ -1,12 +1,15 @@
 // What goes wrong between processes, and what only looks like it. Where processes can be in
 // trouble side by side, one job of several groups saves the waiting.
 #include <pthread.h>
+#include <sys/resource.h>
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <set>
 #include <thread>
 
+#include "csrc/shm/segment.h"
 #include "tests/native/processes.h"
 
 namespace {
@@ -16,6 +19,7 @@ using jcoll::Key;
 using jcoll::Post;
 using jcoll::PostState;
 using jcoll::ProcessInfo;
+using jcoll::Segment;
 using jcoll::Site;
 using jcoll::World;
 using processes::Call;
@@ -63,6 +67,78 @@ TEST(AnotherProcesssMemoryIsNotTakenForAPeers) {
            EXPECT(failure.has_value());
            EXPECT_CONTAINS(failure->message, "what process 1 shares is not the memory of");
            EXPECT_CONTAINS(failure->message, "JCOLL_HOST_ID");
+         }) == Zeros(1));
+}
+
+// What is said when so many cannot join.
+std::string JoinFailure(const ProcessInfo& own, int num_processes) {
+  std::vector<ProcessInfo> infos(num_processes, own);
+  infos[1].fd = -1;  // Should it get so far, the second one cannot be met.
+  const auto failure = World::Join(0, infos);
+  EXPECT(failure.has_value());
+  return failure ? failure->message : "";
+}
+
+TEST(TooManyProcessesOfOneHost) {
+  EXPECT(InProcesses(1, [](int) {
+           ProcessInfo own;
+           EXPECT(!World::Prepare(kArenaNbytes, &own));
+           const std::string refusal = JoinFailure(own, Post::kMaxProcesses + 1);
+           EXPECT_CONTAINS(refusal, "513 processes of this host; at most 512 can share memory");
+           EXPECT_CONTAINS(refusal,
+                           "Give them several JCOLL_HOST_ID, or each process more devices");
+           EXPECT_CONTAINS(JoinFailure(own, Post::kMaxProcesses), "cannot be opened");
+         }) == Zeros(1));
+}
+
+// A resource of this process, less of it while this lives.
+class Limit {
+ public:
+  Limit(int resource, rlim_t most) : resource_(resource) {
+    EXPECT_EQ(getrlimit(resource, &before_), 0);
+    const rlimit limit = {std::min(most, before_.rlim_max), before_.rlim_max};
+    EXPECT_EQ(setrlimit(resource, &limit), 0);
+  }
+  ~Limit() { setrlimit(resource_, &before_); }
+
+ private:
+  const int resource_;
+  rlimit before_;
+};
+
+std::string CreateFailure(int64_t nbytes) {
+  Segment segment;
+  const auto failure = segment.Create(nbytes);
+  EXPECT(failure.has_value() && segment.data() == nullptr);
+  return failure ? failure->message : "";
+}
+
+void IsRefusedMemory() {
+  std::signal(SIGXFSZ, SIG_IGN);  // As Python has it: the call fails instead.
+  std::string no_file, no_size;
+  {
+    Limit limit(RLIMIT_NOFILE, 0);
+    no_file = CreateFailure(1 << 20);
+  }
+  {
+    Limit limit(RLIMIT_FSIZE, 4096);
+    no_size = CreateFailure(1 << 20);
+  }
+  EXPECT_CONTAINS(no_file, "no shared memory of 1048576 bytes: Too many open files.");
+  EXPECT_CONTAINS(no_size, "no shared memory of 1048576 bytes: File too large.");
+  EXPECT_CONTAINS(no_size, "Set JCOLL_SHM_SIZE to less, or allow the process more memory.");
+  const std::string no_room = CreateFailure(int64_t{1} << 60);
+  EXPECT_CONTAINS(no_room, "shared memory cannot be mapped: Cannot allocate memory.");
+  EXPECT_CONTAINS(no_room, "Set JCOLL_SHM_SIZE to less.");
+}
+
+// By each of the three calls that make a segment; afterwards there is memory to be had.
+TEST(MemoryThatTheSystemRefuses) {
+  EXPECT(InProcesses(1, [](int) {
+           IsRefusedMemory();
+           ProcessInfo own;
+           EXPECT(World::Prepare(int64_t{1} << 60, &own).has_value());
+           EXPECT(!World::Prepare(kArenaNbytes, &own));
          }) == Zeros(1));
 }
 
