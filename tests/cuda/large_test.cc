@@ -1,6 +1,6 @@
-// Bytes and elements beyond number 2^32, in buffers of 10 GiB, half for each of two ranks. They have
-// memory only where they are touched, and that is near the multiples of 512 MiB: of the many threads
-// that a block believes to have only four run, which come by there.
+// Bytes and elements beyond number 2^32, in buffers of 10 GiB, half for each of two ranks. There is
+// memory only where they are touched, near the multiples of 512 MiB: of the many threads that a
+// block believes to have only four run, which come by there.
 #include <sys/mman.h>
 
 #include "cuda/kernels/plan_lanes.cuh"
@@ -115,11 +115,10 @@ class Run {
       AtMarks(case_.output_nbytes / int{sizeof(T)}, sizeof(T), reach_, [&](int64_t i) {
         T found;
         std::memcpy(&found, outputs_[r]->data() + i * int{sizeof(T)}, sizeof(T));
-        if (found != expected(r, i) && wrong++ == 0) EXPECT_EQ(i, -1);
+        if (found != expected(r, i) && wrong++ == 0) EXPECT_EQ(std::to_string(i), "right");
         ++checked;
       });
     }
-    EXPECT_EQ(wrong, 0);
     EXPECT(checked > 0);
   }
 
