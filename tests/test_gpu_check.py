@@ -148,14 +148,47 @@ def is_running(pid: int) -> bool:
 def test_ranks_that_wait_in_vain_under_a_tool(
     monkeypatch, tmp_path, capsys, code: int, alone: str, together: str
 ):
-    tool = tmp_path / "compute-sanitizer"
-    tool.write_text(f"#!/bin/sh\nexit {code}\n")
-    tool.chmod(0o755)
-    monkeypatch.setattr(gpu_check.shutil, "which", lambda name: str(tool))
+    fake_sanitizer(monkeypatch, tmp_path, f"exit {code}")
     steps = gpu_check.sanitize(tmp_path, gpu_check.Deadline(60))
-    cases = [several for _ in gpu_check.TOOLS for _, _, several in gpu_check.SANITIZED]
+    cases = [several for cases in gpu_check.TOOLS.values() for _, _, several in cases]
     assert [step.verdict for step in steps] == [together if several else alone for several in cases]
     capsys.readouterr()
+
+
+def fake_sanitizer(monkeypatch, tmp_path, script: str) -> None:
+    """What compute-sanitizer is to do; `$2` is the tool."""
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o755)
+    monkeypatch.setattr(gpu_check.shutil, "which", lambda name: str(tool))
+
+
+def verdicts(tmp_path, seconds: float) -> dict[str, set[str]]:
+    """By tool."""
+    found: dict[str, set[str]] = {}
+    for step in gpu_check.sanitize(tmp_path, gpu_check.Deadline(seconds)):
+        found.setdefault(step.name.split()[0], set()).add(step.verdict)
+    return found
+
+
+def test_racecheck_is_run_and_fails_by_what_it_finds(monkeypatch, tmp_path, capsys):
+    fake_sanitizer(monkeypatch, tmp_path, "[ $2 != racecheck ] || exit 9")
+    expected = {"memcheck": {"ok"}, "synccheck": {"ok"}, "racecheck": {"FAILED"}}
+    assert verdicts(tmp_path, 60) == expected
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("limit", "left", "why"), [(0.2, 60, "not done after 0 s"), (30, 20, " s are left")]
+)
+def test_racecheck_is_left_out_if_time_is_short(monkeypatch, tmp_path, capsys, limit, left, why):
+    """It has little to find, and is no reason for the check to fail."""
+    fake_sanitizer(monkeypatch, tmp_path, "[ $2 != racecheck ] || sleep 20")
+    monkeypatch.setattr(gpu_check, "RACECHECK_TIMEOUT_S", limit)
+    found = verdicts(tmp_path, left)
+    assert found == {"memcheck": {"ok"}, "synccheck": {"ok"}, "racecheck": {"skipped"}}
+    said = capsys.readouterr().out
+    assert "racecheck moves Alone: skipped, " in said and why in said
 
 
 def test_the_program_in_jax_runs(monkeypatch, capsys):

@@ -1,9 +1,12 @@
 #include "cuda/emulator/emulator.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <new>
 #include <random>
 
 #include "cuda/emulator/language.h"
@@ -164,9 +167,11 @@ struct Launch {
 // Thread number `slot` of a launch.
 void RunThread(int rank, int slot, Launch* launch) {
   const int block = slot / launch->num_threads;
-  threadIdx.x = static_cast<uint32_t>(slot % launch->num_threads);
+  const auto thread = static_cast<uint32_t>(slot % launch->num_threads);
+  const auto num_threads = static_cast<uint32_t>(launch->num_threads);
+  blockDim.x = std::max(num_threads, launch->options.threads_believed);
+  threadIdx.x = thread < num_threads / 2 ? thread : blockDim.x - num_threads + thread;
   blockIdx.x = static_cast<uint32_t>(block);
-  blockDim.x = static_cast<uint32_t>(launch->num_threads);
   gridDim.x = static_cast<uint32_t>(launch->num_blocks);
   self.rank = rank;
   self.block = &launch->blocks[block];
@@ -245,8 +250,11 @@ Buffer::Buffer(int rank, int64_t nbytes, int misalignment)
 Buffer::~Buffer() { RemoveRange(data_); }
 
 Multicast::Multicast(std::vector<void*> replicas, int64_t nbytes)
-    : replicas_(std::move(replicas)), reserved_(new char[static_cast<size_t>(nbytes + 16)]) {
-  address_ = reserved_.get() + reinterpret_cast<uintptr_t>(replicas_[0]) % 16;
+    : replicas_(std::move(replicas)), reserved_nbytes_(static_cast<size_t>(nbytes + 16)) {
+  constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  reserved_ = mmap(nullptr, reserved_nbytes_, PROT_NONE, kFlags, -1, 0);
+  if (reserved_ == MAP_FAILED) throw std::bad_alloc();
+  address_ = static_cast<char*>(reserved_) + reinterpret_cast<uintptr_t>(replicas_[0]) % 16;
   const char* begin = static_cast<char*>(address_);
   aliases.push_back({begin, begin + nbytes, replicas_.data(), static_cast<int>(replicas_.size())});
   AddRange({begin, begin + nbytes, kNobody});
@@ -255,6 +263,7 @@ Multicast::~Multicast() {
   RemoveRange(address_);
   aliases.erase(std::find_if(aliases.begin(), aliases.end(),
                              [&](const Alias& alias) { return alias.begin == address_; }));
+  munmap(reserved_, reserved_nbytes_);
 }
 
 }  // namespace jcoll::emulator

@@ -21,6 +21,10 @@ namespace jcoll::emulator {
 struct Options {
   // What a launch gets, whatever it asks for.
   int threads_per_block = 4;
+  // Not 0: a block believes to have so many, and those that run are its first ones and its last
+  // ones, half of threads_per_block each. Of a long range a kernel then works on a few places, far
+  // apart, and what is between them is not touched.
+  uint32_t threads_believed = 0;
   // Not 0: every thread of every block of every rank is delayed at random steps, by at most so
   // long.
   uint32_t delay_seed = 0;
@@ -74,7 +78,8 @@ class Multicast {
 
  private:
   std::vector<void*> replicas_;
-  std::unique_ptr<char[]> reserved_;  // Never read or written.
+  const size_t reserved_nbytes_;
+  void* reserved_;  // Addresses without memory.
   void* address_;
 };
 

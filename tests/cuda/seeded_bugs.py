@@ -59,6 +59,7 @@ STOPS = Test("faults_test", "RankThatNeverLaunches")
 OVERLAP = Test("faults_test", "LaunchesThatOverlap")
 LATE = Test("faults_test", "RankThatComesLate")
 AFTERWARDS = Test("faults_test", "NextLaunchFailsAtOnce")
+LARGE = Test("large_test", "AllGather")
 STOPS_IN_PLANS = Test("plan_faults_test", "RankThatNeverLaunches")
 # What a strong memory order or luck may hide is found by ThreadSanitizer.
 CALLS_TSAN = dataclasses.replace(CALLS, cases="TwoRanks", sanitizer="thread")
@@ -272,6 +273,12 @@ def part_bugs() -> list[Bug]:
             "all_to_all sends everybody the same block",
             Place("all_to_all.cu", "input + p * args.nbytes"),
             "input",
+        ),
+        value_bug(
+            LARGE,
+            "counts bytes in 32 bits",
+            Place("all_gather.cu", "peers.rank * args.nbytes"),
+            "static_cast<uint32_t>(peers.rank * args.nbytes)",
         ),
     ]
 
