@@ -100,9 +100,9 @@ def mean_losses(params, tokens, args):
 
 
 @functools.cache
-def one_device(dtype, experts):
+def one_device(dtype, experts, heads=4):
     """(parameters, a compiled function of (them, tokens) to ((loss, cross entropy), gradients))."""
-    args = parsed(f"--experts {experts} --dtype {dtype}")
+    args = parsed(f"--experts {experts} --dtype {dtype} --heads {heads}")
     params = jax.device_get(jax.jit(state.initializer(args))())
     loss = functools.partial(mean_losses, args=args)
     return params, jax.jit(jax.value_and_grad(loss, has_aux=True))
@@ -112,7 +112,7 @@ def one_device_gradients(args):
     """The mean over the microbatches, each with its rows of all devices. (The balance loss, which
     multiplies means, is not the same of several small batches and of a large one.)
     """
-    params, differentiate = one_device(args.dtype, args.experts)
+    params, differentiate = one_device(args.dtype, args.experts, args.heads)
     sharers = args.mesh["data"] * args.mesh.get("expert", 1)
     windows = batch(args).reshape(sharers, args.accumulate, -1, args.seq + 1)
     parts = [windows[:, i].reshape(-1, args.seq + 1) for i in range(args.accumulate)]
@@ -161,7 +161,7 @@ def whole(leaf, shape):
 
 def check_gradients(flags):
     args = parsed(flags)
-    params, _ = one_device(args.dtype, args.experts)
+    params, _ = one_device(args.dtype, args.experts, args.heads)
     got, facts = gradients_on_mesh(args, params, batch(args))
     tolerance = GRADIENT_TOLERANCE[args.dtype]
 
