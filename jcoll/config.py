@@ -94,7 +94,7 @@ class Config:
     """`JCOLL_SHM_SIZE`, bytes: shared memory of each process; pages that are not used take none."""
 
     peer_reads: int = 64 << 10
-    """`JCOLL_PEER_READS`, bytes: blocks from this size on (8 times this where they are added up) are
+    """`JCOLL_PEER_READS`, bytes: blocks from this size on (8 times it where they are added up) are
     read in the memory of other processes (process_vm_readv), where the system allows it, instead of
     being copied through shared memory; 0: none are."""
 
