@@ -5,6 +5,10 @@ activations exist for one microbatch at a time, and the ranks sync once, not k t
 means is not: a router's load-balancing loss becomes that of the microbatches, taken one by one.)
 Sums in 16 bits would lose what is below 2^-9 of the sum so far (bfloat16), so they are kept in
 float32.
+
+Sources: Huang et al. 2019, "GPipe" (microbatches whose gradients are summed before one update);
+Goyal et al. 2017, "Accurate, Large Minibatch SGD" (what is a mean over rows, and what is not);
+Megatron-LM (Shoeybi et al. 2019), whose sums are in float32 as well.
 """
 
 from __future__ import annotations
@@ -38,11 +42,15 @@ def accumulate_gradients(
         are means over the microbatch: a loss, gradients, metrics; the `float0` gradients of
         integers pass. Not one that syncs by itself (`sync_in_backward`): it would send k times.
       params: passed on.
-      batch: a pytree of arrays whose first dimension is the batch's.
+      batch: a pytree of arrays [B, ...] of any dtypes, whose first dimension is the batch's; a
+        microbatch has them as [B / k, ...], in order.
       num_microbatches: k; it divides the batch.
 
     Returns:
-      The pytree that value_and_grad returns, 16-bit leaves and narrower ones in float32.
+      The pytree that value_and_grad returns, of the same shapes; 16-bit leaves and narrower ones in
+      float32, wider ones in their own dtype.
+
+    Derivative: that of a jax.lax.scan over value_and_grad, which keeps what each step keeps.
     """
     count = static_int(_WHERE, "num_microbatches", num_microbatches)
     if count < 1:

@@ -60,8 +60,16 @@ def clip_by_global_norm(
     so scales the shards of one gradient differently. NaN and Inf are not clipped: with a norm of
     NaN or Inf all of the result is NaN (`check_finite` finds whose they are).
 
-    Args: max_norm a positive number, traced or not, Inf for no limit; the others, as in
-      `global_norm`.
+    Args:
+      grads, specs, algorithm, timeout_s: as in `global_norm`; leaves of any shape.
+      max_norm: a positive number or a real scalar array, traced or not; Inf for no limit.
+
+    Returns: (grads, norm): a pytree like `grads`, of the same shapes and dtypes, each times
+      min(1, max_norm / norm), rounded once; the norm as `global_norm` gives it, float32 [] or
+      float64 [].
+
+    Source: Pascanu, Mikolov and Bengio 2013, "On the difficulty of training recurrent neural
+    networks"; over shards as Megatron-LM's get_grad_norm_fp32 adds them.
     """
     where = "clip_by_global_norm"
     limit = _checked_limit(where, max_norm)

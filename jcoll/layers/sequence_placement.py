@@ -32,18 +32,32 @@ def to_zigzag(x: Any, num_ranks: int, *, sequence_dim: int = 1) -> Any:
     `positions_of`.
 
     Args:
-      x: array of numpy or jax, or pytree of arrays.
-      num_ranks: the number of ranks along the mesh axis.
+      x: array of numpy or jax, or pytree of arrays: [..., S, ...] of any dtype, S tokens in
+        `sequence_dim`, all of them; 2 * num_ranks divides S.
+      num_ranks: N, the number of ranks along the mesh axis.
       sequence_dim: the dimension of tokens; 1, after that of the batch, if not given.
 
+    Returns: x, of the same shape and dtype, of numpy if x is. Its 2 N parts of S / (2 N) tokens are
+      in the order 0, 2 N - 1, 1, 2 N - 2, ..
+
+    Derivative: `from_zigzag` of the cotangent.
+
     Raises: ValueError, with the size to pad to, if 2 * num_ranks does not divide the dimension.
+
+    Source: Megatron-LM's context parallelism, and ring-flash-attention (zhuzilin), "zigzag".
     """
     reorder = functools.partial(_reorder, "to_zigzag", num_ranks, sequence_dim, _order)
     return jax.tree.map(reorder, x)
 
 
 def from_zigzag(x: Any, num_ranks: int, *, sequence_dim: int = 1) -> Any:
-    """The inverse of `to_zigzag`: tokens in the order of the text."""
+    """The inverse of `to_zigzag`: tokens in the order of the text.
+
+    Args, Returns, Raises, Source: as for `to_zigzag`, of which x is the result: [..., S, ...] of
+      the whole sequence, or what a model made of it token by token.
+
+    Derivative: `to_zigzag` of the cotangent.
+    """
     reorder = functools.partial(_reorder, "from_zigzag", num_ranks, sequence_dim, _inverse)
     return jax.tree.map(reorder, x)
 

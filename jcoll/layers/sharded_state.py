@@ -15,6 +15,11 @@ process writes what its devices hold, a block that several hold only once, into 
 processes see (a shared file system). The folder gets its name last, by an atomic rename, when all
 blocks are there and on the disk: under that name there is a whole checkpoint or nothing. What fails
 in one process fails in all. The JSON files have CRC-32s of themselves.
+
+Sources: that a checkpoint is of whole leaves in blocks, whatever wrote it: PyTorch's Distributed
+Checkpoint, and Orbax / TensorStore in JAX; a manifest that lists them, and a rename that commits:
+the same, and the usual way to replace a file whole on POSIX (Pillai et al. 2014, "All File Systems
+Are Not Created Equal").
 """
 
 from __future__ import annotations

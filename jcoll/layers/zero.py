@@ -9,7 +9,9 @@ moments). ZeRO (Rajbhandari et al. 2020) has each of n ranks own a 1/n part, a *
 
 for the same bytes on the wire in stages 1 and 2 as an all_reduce (it is a reduce_scatter of the
 gradients and an all_gather of the parameters), and half as many again in stage 3, which gathers
-parameters twice. How a leaf is split is its Layout (layout.py).
+parameters twice. How a leaf is split is its Layout (layout.py). Below, a whole leaf is [.., S, ..],
+its Layout's `shape`, S being the size of the dimension that is split, and a shard [.., ceil(S / n),
+..]; both without what other mesh axes split, and, of one layer of a stack, the stack's dimension.
 
     layout = zero.layouts(params, n)
     shards = zero.place(params, layout, "data", mesh)        # outside jax.shard_map
@@ -27,6 +29,10 @@ parameters twice. How a leaf is split is its Layout (layout.py).
 All are called inside jax.shard_map, on whole models or layer by layer. A gradient is the *mean*
 over the ranks (op="sum" for their sum) and comes out reduce-scattered, in the middle of the
 backward pass. With gather(dtype=jnp.bfloat16) the shards are a float32 master copy.
+
+Sources: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter
+Models" (the stages); Zhao et al. 2023, "PyTorch FSDP" (one layer's parameters at a time);
+Micikevicius et al. 2018, "Mixed Precision Training" (the master copy).
 """
 
 from __future__ import annotations
@@ -57,7 +63,20 @@ STAGES = (1, 2, 3)
 
 
 def shard(params: Any, layout: Any, axis_name: AxisName) -> Any:
-    """This rank's shards of whole parameters. No communication; the padding is zeros."""
+    """This rank's shards of whole parameters: rank r's blocks. No communication.
+
+    Args:
+      params: a pytree of whole leaves [.., S, ..] of any dtype.
+      layout: the pytree of their Layouts.
+      axis_name: the axis, or the tuple of axes, that they are split over.
+
+    Returns: a pytree like `params` of shards [.., ceil(S / n), ..] in the same dtypes; the padding
+      is zeros. Leaves that are not split (dim=None) come back whole.
+
+    Derivative: linear; the cotangent goes to this rank's block.
+
+    Source: ZeRO's partitions (Rajbhandari et al. 2020).
+    """
     call = make_call("zero.shard", axis_name, plan_op="all_gather")
     leaves, plan = _shards.checked_leaves(params, layout, call, "params", are_shards=False)
     own = [_shards.own_block(x, part, call) for x, part in zip(leaves, plan, strict=True)]
@@ -75,7 +94,7 @@ def gather(
     """Whole parameters from all ranks' shards; their gradients come back as shards.
 
     Args:
-      shards: a pytree of this rank's shards.
+      shards: a pytree of this rank's shards [.., ceil(S / n), ..] of any dtype.
       layout: the pytree of their Layouts.
       axis_name: the axis, or the tuple of axes, that they are split over.
       dtype: a floating-point type, to which floating-point shards are rounded before they travel:
@@ -83,11 +102,14 @@ def gather(
       options: see `Options`.
 
     Returns:
-      A pytree like `shards` of whole leaves without padding. Their type varies over the axis.
+      A pytree like `shards` of whole leaves [.., S, ..] without padding: floating-point ones in
+      `dtype`, if given, others in the shard's. Their type varies over the axis.
 
     Derivative: reduce_scatter of the cotangents, their mean (op="sum": sum), in the shards' dtypes.
     Reverse mode only. What uses the leaves holds them until its backward pass; `regathered` lets go
     of them.
+
+    Source: stage 3 of ZeRO (Rajbhandari et al. 2020).
     """
     transfer = make_transfer("zero.gather", axis_name, plan_op="all_gather", **options)
     buckets.check_float(transfer.call.where, "dtype", dtype)
@@ -128,13 +150,22 @@ def regathered(
         x, _ = jax.lax.scan(lambda x, shards: (block(shards, x), None), x, stacked_shards)
 
     Args:
-      layer: the function, of whole parameters first.
+      layer: the function, of whole parameters first: leaves as `gather` returns them.
       layout, axis_name, dtype, options: as in `gather`; of one layer or of the stack.
       policy: of jax.checkpoint: what is kept for the backward pass. None: all results of
         arithmetic, but not the gathered parameters and what was made of them by casts, slices and
         transposes. `jax.checkpoint_policies.nothing_saveable`: nothing but the layer's arguments,
         for a peak that activations do not set: the layer is computed twice.
       prevent_cse: as in jax.checkpoint; False in the body of a scan, where it saves barriers.
+
+    Returns: a function of (shards, *args): shards [.., ceil(S / n), ..] as for `gather`, args and
+      result those of `layer`.
+
+    Derivative: to shards that of `gather`, of their shapes and dtypes; to args that of `layer`.
+    Reverse mode only.
+
+    Source: FSDP (Zhao et al. 2023), which frees a layer's parameters after its forward pass;
+    rematerialization by Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost".
     """
 
     def run(shards: Any, *args: Any) -> Any:
@@ -155,15 +186,20 @@ def redirect_gradients(
     Layer by layer, no rank ever has the gradients of more than one layer whole.
 
     Args:
-      params: a pytree of whole parameters, the same on all ranks. In a scan over layers, with
-        check_vma=True, make them varying before it (jax.lax.pcast): a cast in its body would make
-        it keep a copy of all layers' for the backward pass.
-      shards: this rank's shards of them (`shard`). Only their types matter.
+      params: a pytree of whole parameters [.., S, ..] of the dtype to compute in, the same on all
+        ranks. In a scan over layers, with check_vma=True, make them varying before it
+        (jax.lax.pcast): a cast in its body would make it keep a copy of all layers' for the
+        backward pass.
+      shards: this rank's shards of them (`shard`), [.., ceil(S / n), ..]. Only their types matter:
+        a float32 shard gets a float32 gradient, whatever `params` are.
       layout, axis_name, options: as in `gather`.
 
-    Returns: `params`, varying over the axis.
+    Returns: `params`, of the same shapes and dtypes, varying over the axis.
 
     Derivative: to `shards` reduce_scatter of the cotangents as in `gather`; to `params` none.
+    Reverse mode only.
+
+    Source: stage 2 of ZeRO (Rajbhandari et al. 2020).
     """
     transfer = make_transfer("zero.redirect_gradients", axis_name, **options)
     check = _shards.checked_leaves
@@ -190,8 +226,19 @@ def reduce_scatter_gradients(
 ) -> Any:
     """This rank's shards of the mean (op="sum": sum) of all ranks' whole gradients.
 
-    `grads` is each rank's own, as for `jcoll.sync_gradients`, which says when `jcoll` refuses one
-    that JAX has summed already. Leaves that are not split are reduced whole. Linear.
+    Args:
+      grads: a pytree of floating-point whole leaves [.., S, ..], each rank's own, as for
+        `jcoll.sync_gradients`, which says when `jcoll` refuses one that JAX has summed already.
+      layout: the pytree of their Layouts.
+      axis_name: the axis, or the tuple of axes, whose ranks' gradients are reduced.
+      options: see `Options`.
+
+    Returns: a pytree like `grads` of shards [.., ceil(S / n), ..] in the same dtypes, padding being
+      zeros. Leaves that are not split (dim=None) are reduced whole.
+
+    Derivative: linear; that of `jcoll.reduce_scatter`.
+
+    Source: stages 1 and 2 of ZeRO (Rajbhandari et al. 2020).
     """
     transfer = make_transfer("zero.reduce_scatter_gradients", axis_name, **options)
     leaves, plan = _shards.checked_leaves(grads, layout, transfer.call, "grads", are_shards=False)
@@ -221,17 +268,25 @@ def update(
       tx: an optimizer with optax's `update(grads, state, params) -> (updates, state)`, one that
         works element by element (SGD, Adam, ...). It sees shards: clip by `max_norm`, and not by
         optax.clip_by_global_norm, which would take each rank's norm for that of all.
-      grads: stage 1: whole, this rank's own, still to be reduced; 2 and 3: reduced shards.
+      grads: floating-point; stage 1: whole [.., S, ..], this rank's own, still to be reduced; 2 and
+        3: reduced shards [.., ceil(S / n), ..].
       opt_state: this rank's part of tx.init of the sharded parameters (`layouts_of_state`).
       params: stage 1 and 2: whole, the same on all ranks; 3: shards.
       layout: the Layouts of the split, in all stages.
       stage: 1, 2 or 3.
-      max_norm: the global norm to which the reduced gradients are clipped; None: they are not.
+      max_norm: the global norm, a positive scalar, to which the reduced gradients are clipped;
+        None: they are not.
       options: as in `gather`. Parameters travel in their own type.
 
     Returns:
-      params like those given, after the update; whole ones gathered from their owners, the same
-      bits and the same type on all ranks.
+      (params, opt_state): params like those given, in shapes and dtypes, after the update; whole
+      ones gathered from their owners, the same bits and the same type on all ranks. opt_state as
+      tx.update returns it.
+
+    Derivative: none is meant to be taken.
+
+    Source: ZeRO (Rajbhandari et al. 2020); in stage 1 also Xu et al. 2020, "Automatic Cross-Replica
+    Sharding of Weight Update in Data-Parallel Training".
     """
     transfer = make_transfer("zero.update", axis_name, **options)
     where = transfer.call.where

@@ -1,4 +1,4 @@
-"""train_gpt.py on meshes of two and three axes: gradients and losses are those of one device.
+"""train_gpt.py on meshes of one to three axes: gradients and losses are those of one device.
 
 Gradients, leaf by leaf, of one batch and before they are clipped. Losses of 50 steps (slow): equal
 up to the order of sums. Adam as it is used would amplify that: it divides by the size of a
@@ -8,14 +8,16 @@ Zeros of ZeRO's padding, clipping and weight decay are in it.
 """
 
 import functools
-from pathlib import Path
+import math
 
 import example_programs
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from jcoll import layers
 from jcoll.layers import zero
 
 optax = pytest.importorskip("optax", reason="comes with jcoll[examples]")
@@ -23,6 +25,7 @@ optax = pytest.importorskip("optax", reason="comes with jcoll[examples]")
 data = example_programs.load("gpt.data")
 mesh_options = example_programs.load("gpt.mesh_options")
 model = example_programs.load("gpt.model")
+operators = example_programs.load("gpt.operators")
 options = example_programs.load("gpt.options")
 parallel = example_programs.load("gpt.parallel")
 ranks = example_programs.load("gpt.ranks")
@@ -32,9 +35,13 @@ train_gpt = example_programs.load("train_gpt")
 STEPS = 50
 TINY = "--layers 2 --width 16 --heads 4 --seq 16 --batch 8 --lr 0.1 --adam-eps 0.01"
 EXPERTS = "--experts 4 --top-k 2"
+ROOM = "--expert-mode capacity"
 BF16 = "--dtype bf16 --lr 0.05"  # Rounded at 2^-9, runs drift apart faster.
 LOSS_TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
-GRADIENT_TOLERANCE = {"float32": 1e-5, "bfloat16": 0.1}  # Of a leaf's largest; sums cancel.
+# Of a leaf's largest. bfloat16: up to 0.021 was measured, of gains of norms, which sum what cancels
+# over all tokens; one device in bfloat16 is as far from float32. More (0.12) where a byte's experts
+# are so near to each other that another order of sums makes another choice.
+GRADIENT_TOLERANCE = {"float32": 1e-5, "bfloat16": 0.04}
 UNUSED = 251  # A byte that no text has.
 
 FAST = [
@@ -66,6 +73,29 @@ SLOW = [
     "--mesh data=2,tensor=2,context=2 --zero 1 --attention gathered --sequence-parallel",
     "--mesh data=2,tensor=2,context=2 --zero 2 --attention ring --sequence-parallel --overlap",
     f"--mesh data=2,expert=2,context=2 --zero 3 --attention ring {EXPERTS}",
+    f"--mesh data=2,expert=2,context=2 --zero 2 --attention gathered {EXPERTS}",
+    # One axis.
+    "--mesh data=8 --zero 3",
+    "--mesh tensor=8 --zero 0 --heads 8",
+    "--mesh tensor=8 --zero 3 --heads 8 --sequence-parallel --overlap",
+    "--mesh context=8 --zero 0 --attention ring",
+    "--mesh context=8 --zero 1 --attention ulysses --heads 8",
+    "--mesh context=8 --zero 2 --attention gathered",
+    "--mesh expert=8 --zero 0 --experts 16 --top-k 2",  # train_moe.py's, if nothing else is asked.
+    # No data axis.
+    f"--mesh tensor=2,expert=4 --zero 0 --sequence-parallel --overlap {EXPERTS}",
+    "--mesh tensor=2,context=4 --zero 1 --attention ring --sequence-parallel",
+    "--mesh tensor=4,context=2 --zero 0 --attention gathered --overlap",
+    f"--mesh expert=2,context=4 --zero 3 --attention gathered {EXPERTS}",
+    f"--mesh tensor=2,expert=2,context=2 --zero 0 --attention ring {EXPERTS}",
+    "--mesh tensor=2,expert=2,context=2 --zero 2 --sequence-parallel --attention ulysses"
+    f" {EXPERTS}",
+    f"--mesh tensor=2,expert=2,context=2 --zero 3 --attention gathered --remat {EXPERTS} {BF16}",
+    # Room for all rows, if it is experts / top-k times what an equal share needs: the default here.
+    f"--mesh expert=8 --zero 1 --experts 8 --top-k 2 {ROOM} --capacity-factor 4",
+    f"--mesh data=2,expert=2 --zero 3 {EXPERTS} {ROOM}",
+    f"--mesh expert=4,context=2 --zero 0 --attention ring {EXPERTS} {ROOM}",
+    f"--mesh data=2,tensor=2,expert=2 --zero 2 --sequence-parallel {EXPERTS} {ROOM}",
 ]
 
 
@@ -83,8 +113,8 @@ def parsed(flags):
 
 
 def batch(args, index=0):
-    """[B, T + 1] bytes of this file: it is short, and the same wherever the tests run."""
-    text = np.frombuffer(Path(__file__).read_bytes(), np.uint8)
+    """[B, T + 1] bytes of a short text that does not change: see GRADIENT_TOLERANCE."""
+    text = np.frombuffer((example_programs.ROOT / "LICENSE").read_bytes(), np.uint8)
     rng = np.random.default_rng((args.seed, index))
     return data.windows(text, rng.integers(0, text.size - args.seq, args.batch), args.seq)
 
@@ -92,32 +122,38 @@ def batch(args, index=0):
 # One device
 
 
-def mean_losses(params, tokens, args):
-    """(loss, cross entropy) without a mesh."""
+def mean_losses(params, tokens, args, parts=operators.ONE_DEVICE):
+    """(loss, (cross entropy, share of dropped rows)) without a mesh."""
     values = ranks.cast(params, args.dtype)
-    cross_entropy, routed = model.losses(values, tokens, state.shape_of(args))
-    return cross_entropy + model.BALANCE * routed.balance, cross_entropy
+    cross_entropy, routed = model.losses(values, tokens, state.shape_of(args), parts)
+    return cross_entropy + model.BALANCE * routed.balance, (cross_entropy, routed.dropped)
 
 
 @functools.cache
-def one_device(dtype, experts):
+def one_device(dtype, experts, heads=4):
     """(parameters, a compiled function of (them, tokens) to ((loss, cross entropy), gradients))."""
-    args = parsed(f"--experts {experts} --dtype {dtype}")
+    args = parsed(f"--experts {experts} --dtype {dtype} --heads {heads}")
     params = jax.device_get(jax.jit(state.initializer(args))())
     loss = functools.partial(mean_losses, args=args)
     return params, jax.jit(jax.value_and_grad(loss, has_aux=True))
 
 
-def one_device_gradients(args):
-    """The mean over the microbatches, each with its rows of all devices. (The balance loss, which
-    multiplies means, is not the same of several small batches and of a large one.)
+def microbatches(args):
+    """(devices with other sequences, microbatches of each), where one batch is not the same: the
+    balance loss multiplies means, and is that of each microbatch.
     """
-    params, differentiate = one_device(args.dtype, args.experts)
-    sharers = args.mesh["data"] * args.mesh.get("expert", 1)
-    windows = batch(args).reshape(sharers, args.accumulate, -1, args.seq + 1)
-    parts = [windows[:, i].reshape(-1, args.seq + 1) for i in range(args.accumulate)]
-    grads = [differentiate(params, (part[:, :-1], part[:, 1:]))[1] for part in parts]
-    return jax.tree.map(lambda *g: sum(g) / len(g), *grads)
+    if not args.experts or args.accumulate == 1:
+        return 1, 1
+    return args.mesh["data"] * args.mesh.get("expert", 1), args.accumulate
+
+
+def one_device_step(differentiate, params, windows, sharers, count):
+    """(cross entropy, gradients): the mean over microbatches, each with its rows of all devices."""
+    windows = windows.reshape(sharers, count, -1, windows.shape[-1])
+    parts = [windows[:, i].reshape(-1, windows.shape[-1]) for i in range(count)]
+    results = [differentiate(params, (part[:, :-1], part[:, 1:])) for part in parts]
+    (_, (loss, _)), grads = jax.tree.map(lambda *x: sum(x) / len(x), *results)
+    return loss, grads
 
 
 # Gradients
@@ -161,9 +197,16 @@ def whole(leaf, shape):
 
 def check_gradients(flags):
     args = parsed(flags)
-    params, _ = one_device(args.dtype, args.experts)
+    params, differentiate = one_device(args.dtype, args.experts, args.heads)
     got, facts = gradients_on_mesh(args, params, batch(args))
-    tolerance = GRADIENT_TOLERANCE[args.dtype]
+    loss, want = one_device_step(differentiate, params, batch(args), *microbatches(args))
+    check_leaves(got, want, GRADIENT_TOLERANCE[args.dtype])
+    assert float(facts.loss) == pytest.approx(float(loss), rel=LOSS_TOLERANCE[args.dtype])
+    assert float(facts.dropped) == 0
+
+
+def check_leaves(got, want, tolerance):
+    """To a part of each leaf's largest."""
 
     def check_leaf(path, got, want):
         name = jax.tree_util.keystr(path)
@@ -171,19 +214,54 @@ def check_gradients(flags):
         assert atol > 0, name
         np.testing.assert_allclose(got, want, rtol=0, atol=atol, err_msg=name)
 
-    jax.tree_util.tree_map_with_path(check_leaf, got, one_device_gradients(args))
-    assert float(facts.dropped) == 0
+    jax.tree_util.tree_map_with_path(check_leaf, got, want)
 
 
-@pytest.mark.parametrize("flags", FAST)
+@pytest.mark.parametrize("flags", FAST, ids=str)
 def test_gradients_are_those_of_one_device(flags):
     check_gradients(flags)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", SLOW)
+@pytest.mark.parametrize("flags", SLOW, ids=str)
 def test_gradients_of_more_combinations(flags):
     check_gradients(flags)
+
+
+def experts_with_room(x, router, expert_in, expert_out, top_k, *, sources, factor):
+    """operators.experts, of whose rows each expert takes as many of each of the `sources`, first
+    choices first, as it has room for.
+    """
+    tokens, num_experts = x.reshape(-1, x.shape[-1]), router.shape[1]
+    routing = layers.top_k_router(tokens @ router, top_k=top_k)
+    chosen = jax.nn.one_hot(routing.experts.reshape(sources, -1, top_k), num_experts)
+    by_choice = chosen.swapaxes(1, 2).reshape(sources, -1, num_experts)
+    room = math.ceil(factor * by_choice.shape[1] / num_experts)
+    by_choice = by_choice * (by_choice.cumsum(1) <= room)
+    kept = by_choice.reshape(sources, top_k, -1, num_experts).swapaxes(1, 2)
+    weights = (kept.reshape(-1, top_k, num_experts) * routing.weights[..., None]).sum(1)
+    inner = jax.nn.gelu(jnp.einsum("tc,ech->teh", tokens, expert_in))
+    y = jnp.einsum("teh,ehc,te->tc", inner, expert_out, weights)
+    dropped = 1 - kept.sum() / routing.experts.size
+    return y.reshape(x.shape), operators.Routed(routing.load_balancing_loss, dropped)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("factor", [1, 0.6])
+@pytest.mark.parametrize("mesh", ["data=2,expert=2", "expert=4"])
+def test_rows_without_room_count_nothing(mesh, factor):
+    args = parsed(f"--mesh {mesh} --zero 1 {EXPERTS} {ROOM} --capacity-factor {factor}")
+    params, _ = one_device(args.dtype, args.experts)
+    windows = batch(args)
+    got, facts = gradients_on_mesh(args, params, windows)
+    experts = functools.partial(experts_with_room, sources=4, factor=factor)
+    parts = operators.ONE_DEVICE._replace(experts=experts)
+    loss = functools.partial(mean_losses, args=args, parts=parts)
+    tokens = windows[:, :-1], windows[:, 1:]
+    (_, (_, dropped)), want = jax.jit(jax.value_and_grad(loss, has_aux=True))(params, tokens)
+    assert dropped > 0.05
+    assert float(facts.dropped) == pytest.approx(float(dropped), abs=1e-6)
+    check_leaves(got, want, GRADIENT_TOLERANCE["float32"])
 
 
 @pytest.mark.parametrize("flags", ["--zero 3", "--overlap --remat"])
@@ -224,11 +302,16 @@ def train_on_mesh(flags, steps=STEPS):
     return losses
 
 
-@functools.cache
-def losses_on_one_device(dtype="float32", batch_size=8, experts=0, lr=0.1):
+def losses_on_one_device(args):
     """Of the steps, by jax and optax alone."""
-    args = parsed(f"--batch {batch_size} --experts {experts} --lr {lr}")
-    params, differentiate = one_device(dtype, experts)
+    model_flags = args.dtype, args.experts, args.heads
+    return losses_of_reference(*model_flags, args.batch, args.lr, microbatches(args))
+
+
+@functools.cache
+def losses_of_reference(dtype, experts, heads, batch_size, lr, parts):
+    args = parsed(f"--batch {batch_size} --lr {lr}")
+    params, differentiate = one_device(dtype, experts, heads)
     optimizer = optax.chain(
         optax.clip_by_global_norm(1.0),
         optax.adamw(parallel.schedule(args.lr), b2=0.98, eps=args.adam_eps, weight_decay=0.01),
@@ -242,22 +325,18 @@ def losses_on_one_device(dtype="float32", batch_size=8, experts=0, lr=0.1):
     opt_state = optimizer.init(params)
     losses = []
     for index in range(STEPS):
-        windows = batch(args, index)
-        (_, loss), grads = differentiate(params, (windows[:, :-1], windows[:, 1:]))
+        loss, grads = one_device_step(differentiate, params, batch(args, index), *parts)
         params, opt_state = update(grads, opt_state, params)
         losses.append(float(loss))
     return losses
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", FAST + SLOW)
+@pytest.mark.parametrize("flags", FAST + SLOW, ids=str)
 def test_losses_are_those_of_one_device(flags):
     args = parsed(flags)
-    if args.experts and args.accumulate > 1:
-        pytest.skip("the balance loss of microbatches is another one")
     losses = train_on_mesh(flags)
-    same_losses = losses_on_one_device(args.dtype, args.batch, args.experts, args.lr)
-    np.testing.assert_allclose(losses, same_losses, rtol=LOSS_TOLERANCE[args.dtype])
+    np.testing.assert_allclose(losses, losses_on_one_device(args), rtol=LOSS_TOLERANCE[args.dtype])
     assert losses[-1] < losses[0] - 1
 
 
@@ -292,4 +371,4 @@ def test_checkpoint_goes_on_elsewhere(tmp_path):
     start, first = parallel.first_state(trainer)
     state.save(folder, start, first, trainer.layouts)
     losses = train_on_mesh(f"--mesh data=2,tensor=2 --zero 1 --resume {folder}", steps=5)
-    np.testing.assert_allclose(losses, losses_on_one_device()[:5], rtol=1e-5)
+    np.testing.assert_allclose(losses, losses_on_one_device(parsed(""))[:5], rtol=1e-5)
