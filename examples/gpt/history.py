@@ -118,7 +118,7 @@ def write_json(path: str, report: dict) -> None:
     Path(path).write_text(json.dumps(_finite(report), indent=1, allow_nan=False) + "\n")
 
 
-def read_json(path: str) -> dict:
+def read_json(path: str | Path) -> dict:
     """A report, with NaN for losses that were no numbers."""
     report = json.loads(Path(path).read_text())
     for holder, name in [(report, "val_loss"), *((row, "loss") for row in report["history"])]:
