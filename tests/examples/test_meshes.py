@@ -39,9 +39,12 @@ ROOM = "--expert-mode capacity"
 BF16 = "--dtype bf16 --lr 0.05"  # Rounded at 2^-9, runs drift apart faster.
 LOSS_TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
 # Of a leaf's largest. bfloat16: up to 0.021 was measured, of gains of norms, which sum what cancels
-# over all tokens; one device in bfloat16 is as far from float32. More (0.12) where a byte's experts
-# are so near to each other that another order of sums makes another choice.
+# over all tokens; one device in bfloat16 is as far from float32.
 GRADIENT_TOLERANCE = {"float32": 1e-5, "bfloat16": 0.04}
+# With experts in bfloat16. As near as that if all bytes get the same experts. But where two experts
+# of a byte are alike to 2^-9, another order of sums, or another release of jax, takes another one,
+# and one byte of 128 is up to 0.22 of a leaf (one device in bfloat16 beside float32).
+ROUTED_TOLERANCE = 0.25
 UNUSED = 251  # A byte that no text has.
 
 FAST = [
@@ -200,7 +203,8 @@ def check_gradients(flags):
     params, differentiate = one_device(args.dtype, args.experts, args.heads)
     got, facts = gradients_on_mesh(args, params, batch(args))
     loss, want = one_device_step(differentiate, params, batch(args), *microbatches(args))
-    check_leaves(got, want, GRADIENT_TOLERANCE[args.dtype])
+    near_ties = args.experts and args.dtype == "bfloat16"
+    check_leaves(got, want, ROUTED_TOLERANCE if near_ties else GRADIENT_TOLERANCE[args.dtype])
     assert float(facts.loss) == pytest.approx(float(loss), rel=LOSS_TOLERANCE[args.dtype])
     assert float(facts.dropped) == 0
 
