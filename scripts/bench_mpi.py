@@ -4,7 +4,8 @@
     mpirun -n 2 --bind-to none python -m mpi4py scripts/bench_mpi.py [--chain 8] [--json FILE]
 
 A jcoll time is that of a whole jitted call with a new result, waited for, or with --chain its share
-of a program of so many dependent collectives; MPI's is that of the C call (mpi4py's buffer
+of a program of so many dependent collectives, which has to turn each result into the next input
+too; MPI's is that of the C call (mpi4py's buffer
 interface) into the same buffer again, as many of them one after the other. Runs of calls alternate;
 a time is the slowest rank's median. size: the larger of a rank's send and receive buffer.
 """
@@ -46,6 +47,7 @@ def main() -> None:
     parser.add_argument("--chain", type=int, default=1, metavar="N", help="collectives a program")
     args = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
     connect()
     rows = [row for op in OPS for row in (measure_one(op, size, args) for size in SIZES)]
     if COMM.rank == 0 and args.json:
@@ -67,7 +69,8 @@ def measure_one(op: str, size: int, args: argparse.Namespace) -> dict[str, objec
     count = element_count(op, size, 4, COMM.size)
     problem = Problem(op, COMM.size, np.dtype(np.float32), count)
     send, receive = checked_buffers(op, compiled(problem))
-    ours = compiled(replace(problem, form="chain", steps=args.chain))
+    form = "chain" if args.chain > 1 else "single"
+    ours = compiled(replace(problem, form=form, steps=args.chain))
 
     def mpi() -> None:
         for _ in range(args.chain):
