@@ -1,6 +1,7 @@
 #include "program.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <deque>
 #include <map>
 #include <string>
@@ -226,23 +227,25 @@ class MapWriter {
       for (int b = 0; b < out_blocks_; ++b) Need(r, map_[r * out_blocks_ + b], ranks);
     }
     for (int r = 0; r < num_ranks_; ++r) {
-      for (const bool are_local : {true, false}) WriteBlocks(r, are_local, &(*ranks)[r].actions);
+      WriteBlocks(r, &(*ranks)[r].actions);
     }
   }
 
  private:
-  // Those blocks of a rank that need nothing of others, or the rest: what comes from others may not
-  // be there yet when the first are done.
-  void WriteBlocks(int rank, bool are_local, std::vector<Action>* actions) {
+  // First those blocks that need nothing of others, whose blocks may not be there yet.
+  void WriteBlocks(int rank, std::vector<Action>* actions) {
+    const auto num_staged = static_cast<std::ptrdiff_t>(actions->size());
     for (int b = 0; b < out_blocks_; ++b) {
       Action action;
       action.srcs = Sources(rank, map_[rank * out_blocks_ + b]);
       action.has_chunk = true;
       action.chunk = b;
-      const bool is_local = std::all_of(action.srcs.begin(), action.srcs.end(),
-                                        [](const Operand& src) { return src.slot == kNone; });
-      if (is_local == are_local) actions->push_back(std::move(action));
+      actions->push_back(std::move(action));
     }
+    std::stable_partition(actions->begin() + num_staged, actions->end(), [](const Action& action) {
+      return std::all_of(action.srcs.begin(), action.srcs.end(),
+                         [](const Operand& src) { return src.slot == kNone; });
+    });
   }
 
   void Need(int reader, int64_t source, std::vector<RankProgram>* ranks) {

@@ -4,7 +4,6 @@
 #include <cstdio>
 #include <cstring>
 
-#include "../memory.h"
 #include "../rank_list.h"
 
 namespace jcoll {
