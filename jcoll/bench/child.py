@@ -71,7 +71,7 @@ def _measured(job: Job, row: rows.Row, mesh: Mesh) -> rows.Row:
         lax_wrong=lax_wrong,
         carried_by=ours.carried_by,
         calls=timing.calls,
-        copy_us=_copy_us(sides) if job.copy else None,
+        copy_us=_copy_us(sides, job.processes) if job.copy else None,
     )
 
 
@@ -108,15 +108,15 @@ def _finished(program: Program) -> Callable[[], jax.Array]:
     return lambda: program().block_until_ready()
 
 
-def _copy_us(sides: Sides) -> float:
+def _copy_us(sides: Sides, processes: int) -> float:
     """All ranks' inputs must be read and all their outputs written: copy the larger of the two."""
     side = sides.jcoll
-    return _copy_us_of(max(side.x.nbytes, side.reference(side.x).nbytes))
+    return _copy_us_of(max(side.x.nbytes, side.reference(side.x).nbytes), processes)
 
 
 @functools.cache
-def _copy_us_of(nbytes: int) -> float:
-    return measure.copy_seconds(nbytes) * 1e6
+def _copy_us_of(nbytes: int, processes: int) -> float:
+    return measure.copy_seconds(nbytes, sharers=processes) * 1e6
 
 
 def _start_peers(job_text: str, count: int) -> str:

@@ -116,11 +116,15 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def copy_seconds(nbytes: int, *, repeats: int = 7) -> float:
+def copy_seconds(nbytes: int, *, sharers: int = 1, repeats: int = 7) -> float:
     """Seconds of a plain copy of `nbytes` between two warm buffers: the better of one thread and
-    one thread a core."""
+    one thread a core.
+
+    With `sharers` processes, which must all call this at the same time, each has its share of the
+    bytes and of the cores.
+    """
+    nbytes, cores = nbytes // sharers, max(1, num_cores() // sharers)
     src, dst = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
-    cores = num_cores()
     parts = list(zip(np.array_split(dst, cores), np.array_split(src, cores), strict=True))
     with ThreadPoolExecutor(cores) as pool:
         ways = (

@@ -109,7 +109,8 @@ def _markdown_table(key: tuple[str, ...], rows: list[Row]) -> Iterator[str]:
     counts = sorted({row.devices for row in rows})
     what = f"{op} ({redop})" if redop else op
     yield f"### {what}, {dtype}, {mode}, malloc {malloc}, {dispatch} dispatch\n"
-    yield f"Peer: {peer}. Cells: jcoll µs / lax µs (copy µs) **ratio**.\n"
+    copy = " (copy µs)" if any(row.copy_us is not None for row in rows) else ""
+    yield f"Peer: {peer}. Cells: jcoll µs / lax µs{copy} **ratio**.\n"
     unit = "processes" if rows[0].processes > 1 else "devices"
     yield "| size | " + " | ".join(f"{count} {unit}" for count in counts) + " |"
     yield "|---:|" + "---:|" * len(counts)
