@@ -39,7 +39,7 @@ def idle() -> None:
         time.sleep(3)
         used.append((time.process_time() - cpu) / (time.monotonic() - begin))
 
-    if rank.ME < mesh.size - 1:
+    if rank.ME in range(mesh.size - 1):
         thread = threading.Thread(target=measure)
         thread.start()
         fn(x).block_until_ready()
