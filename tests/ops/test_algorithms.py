@@ -7,6 +7,8 @@ dtypes and shapes: compiling is what costs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -58,11 +60,22 @@ def run(case: Case, n: int, names: list[str], args: list) -> dict[str, list]:
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 6, 7, 8, 1])
 @pytest.mark.parametrize("case", SERVED, ids=case_id)
 def test_matrix(case: Case, n: int) -> None:
+    """Every dtype on 3 and 8 ranks; the rest of the matrix is below."""
     if n in (4, 6, 7) and (case.static(n).get("op", "sum") != "sum" or case.index_arrays):
         return  # Another reduction moves as a sum does, and rows as on other rank counts.
-    shapes = {3: [(33,), ()], 8: [(33,), (0,)]}.get(n, [(33,)])
     usual = [d for d in ("float32", "bfloat16", "int32") if d in case.dtypes]
-    dtypes = case.dtypes if n in (3, 8) else usual
+    check_matrix(case, n, case.dtypes if n in (3, 8) else usual)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [1, 2, 4, 5, 6, 7])
+@pytest.mark.parametrize("case", SERVED, ids=case_id)
+def test_whole_matrix(case: Case, n: int) -> None:
+    check_matrix(case, n, case.dtypes)
+
+
+def check_matrix(case: Case, n: int, dtypes: Sequence[str]) -> None:
+    shapes = {3: [(33,), ()], 8: [(33,), (0,)]}.get(n, [(33,)])
     args = [
         exact_inputs(case, n, shape, dtype, seed)
         for seed, (shape, dtype) in enumerate((s, d) for s in shapes for d in dtypes)
