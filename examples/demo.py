@@ -16,6 +16,7 @@ program. Exit status 1: the losses disagree.
 
 import argparse
 import math
+import os
 import shlex
 import statistics
 import subprocess
@@ -66,6 +67,11 @@ def parse(argv) -> argparse.Namespace:
     """The checked flags: what is wrong is said before the first leg, not after the last."""
     parser = build_parser()
     args = parser.parse_args(argv)
+    if "JAX_PROCESS_ID" in os.environ:
+        parser.error(
+            "this is one of several processes, as under `jcoll launch`, and each would start legs "
+            "of its own, all with the same files. Run it alone: python examples/demo.py"
+        )
     if args.seconds is not None and not 0 < args.seconds < math.inf:
         flags.fail(parser, "seconds", args.seconds, "above 0, and finite")
     flags.check_picture(parser, "plot", args.plot)
