@@ -174,5 +174,5 @@ def _draw(args: argparse.Namespace) -> int:
     arguments.check_output("-o/--output", args.output, (".svg",))
     plan = arguments.plan(args)
     rows.write_text(args.output, render.as_svg(plan))
-    print(f"{args.output}: {plan.name}")
+    print(f"wrote {args.output}: {plan.name}")
     return 0
