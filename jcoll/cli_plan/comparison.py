@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import sys
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import numpy as np
 from jcoll.algorithms import registry
 from jcoll.algorithms.hierarchical import hierarchical
 from jcoll.bench import rows
+from jcoll.bench.checks import check_plot
 from jcoll.bench.sizes import format_size
 from jcoll.cli_plan import arguments
 from jcoll.cli_plan.progress import Progress
@@ -44,23 +44,13 @@ class Comparison:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.plot is not None:
-        _check_plot(args.plot)
+    check_plot(args.plot)
     found = _compare(args)
     print(_as_json(found) if args.json else _as_text(found))
     if args.plot is not None:
         draw(found, args.plot)
         print(f"wrote {args.plot}", file=sys.stderr if args.json else sys.stdout)
     return 0
-
-
-def _check_plot(path: Path) -> None:
-    arguments.check_output("--plot", path, (".png", ".svg", ".pdf"))
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError(
-            f"--plot is {path}, but matplotlib is not installed; it is needed to draw: "
-            "pip install 'jcoll[bench]', or use --json"
-        )
 
 
 def _compare(args: argparse.Namespace) -> Comparison:
