@@ -74,8 +74,10 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
 
 
 def _broken_text(program: str, error: Exception) -> str:
-    """What the user can mend in a line or two; of what may be a bug also where it is."""
-    if not isinstance(error, ImportError | ValueError):
+    """What the user can mend, in a line or two; of what may be a bug also where it is."""
+    if isinstance(error, ValueError):  # A setting: jcoll/config.py says which, and what to do.
+        return f"{program}: {error}\n"
+    if not isinstance(error, ImportError):
         traceback.print_exception(error)
     what = str(error) or type(error).__name__
     return f"{program}: import jcoll fails: {what}\n  {PROGRAM} doctor says more.\n"

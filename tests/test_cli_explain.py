@@ -153,6 +153,10 @@ def test_configured_for_another_platform(run, monkeypatch):
         (["all_reduce", "--size", "1M", "--mesh", "d=4", "--axis", "e"], "--axis has 'e'"),
         (["all_reduce", "--size", "1M", "--mesh", "d=4", "--dtype", "half"], "'half' is not a dty"),
         (["all_reduce", "--size", "1M", "--mesh", "d=4", "--op", "plus"], "--op is 'plus'"),
+        (
+            ["all_reduce", "--size", "1M", "--mesh", "d=4", "--dtype", "float128"],
+            "'float128' is not a dtype",
+        ),
         (["all_reduce", "--size", "1M", "--mesh", "d=4", "--processes", "3"], "a divisor of the"),
         (["all_reduce", "--size", "1M", "--mesh", "d=4", "--hosts", "2"], "--hosts is 2; a div"),
         (["all_reduce", "--mesh", "d=4"], "--size"),

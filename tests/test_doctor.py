@@ -255,9 +255,9 @@ def test_other_commands_where_it_is_broken(tmp_path, broken, text) -> None:
     done = run(tmp_path, "plan", "verify", **broken)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
-    assert done.stderr.startswith("python -m jcoll plan: import jcoll fails: ")
+    assert done.stderr.startswith("python -m jcoll plan: ")
     assert text in done.stderr
-    assert done.stderr.endswith("python -m jcoll doctor says more.\n")
+    assert ("doctor says more" in done.stderr) == ("customize" in broken)
 
 
 @pytest.mark.parametrize("flag", ["--help", "--version"])

@@ -97,8 +97,8 @@ def priced(request: Request) -> tuple[Candidate, ...]:
     known, source = _tabled(request)
     found = [_priced(request, c, known, source) for c in candidates(request)]
 
-    def place(c: Candidate) -> tuple[bool, bool, float]:
-        return c.obstacle is not None, c.source != source, float("inf") if c.us is None else c.us
+    def place(c: Candidate) -> tuple[bool, bool, bool, float]:
+        return c.obstacle is not None, c.us is None, c.source != source, c.us or 0.0
 
     return tuple(sorted(found, key=place))
 

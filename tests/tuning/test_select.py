@@ -155,6 +155,8 @@ def test_candidates_in_order(use):
     assert by_name["tree"].source == "modelled"
     assert by_name["tree"].us is not None
     assert by_name["hierarchical"].us is None
+    use()
+    assert priced(REQUEST)[-1].algorithm == "xla", "of unknown cost"
 
 
 def test_a_new_algorithm_is_a_candidate_at_once(use):
