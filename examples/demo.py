@@ -59,7 +59,7 @@ def main(argv=None) -> int:
     problems = disagreements(losses(jcoll), losses(lax))
     problems += early_disagreements(losses(mesh), losses(lax), "mesh, ")
     print("\n".join(problems) or verdict(jcoll, lax))
-    print(f"Wrote {args.plot}, and the histories in {args.out}/")
+    print(f"wrote {args.plot}, and the histories in {args.out}/")
     return 1 if problems else 0
 
 
@@ -81,7 +81,7 @@ def parse(argv) -> argparse.Namespace:
 
 def build_parser() -> argparse.ArgumentParser:
     """The flags."""
-    parser = argparse.ArgumentParser(
+    parser = flags.Parser(
         prog="demo.py", description="Train a GPT through jcoll, then through jax.lax, and compare."
     )
     parser.add_argument("--seconds", type=float, help="of training, for the first leg [40]")

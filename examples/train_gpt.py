@@ -59,6 +59,8 @@ def run(args, say) -> None:
     device["peak_bytes"] = planned_peak(program)
     if args.save:
         state.save(args.save, trained, first + len(log.rows), trainer.layouts)
+        if say:
+            say(f"wrote {args.save}")
     val_loss = validate(trainer, corpus, trained[0])
     if say:
         if args.experts:
@@ -175,10 +177,12 @@ def report(args, device, log, val_loss) -> None:
     run_report = history.make_report(args, device, log, val_loss)
     if args.json:
         history.write_json(args.json, run_report)
+        print(f"wrote {args.json}")
     if args.plot:
         from gpt import plots
 
         plots.plot_runs(args.plot, {args.collectives: run_report})
+        print(f"wrote {args.plot}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,19 @@
 """What the command lines of all examples share. Imports no jax: flags decide how it must start."""
 
+import argparse
 import os
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's errors without the page of usage in front of them, once for each process."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n  See: {self.prog} --help\n")
 
 
 def add_int(group, flag: str, default: int, what: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gpt import mesh_options
 from gpt.flags import (
+    Parser,
     check_folder,
     check_output,
     check_picture,
@@ -34,7 +35,7 @@ examples:
 
 def build_parser(prog: str, description: str, epilog: str) -> argparse.ArgumentParser:
     """All flags, in groups; the defaults suit 8 virtual CPU devices on 2 cores."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=prog,
         description=description,
         epilog=epilog,

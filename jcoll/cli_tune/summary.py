@@ -10,9 +10,10 @@ from jcoll.tuning.candidates import PLACEMENTS, Request
 from jcoll.tuning.select import select, winner
 from jcoll.tuning.table import Row
 
-_NOTE = """\
-A number behind an algorithm: so many times as fast as direct.
-(xla): XLA's own would be at least 1.1 times as fast, but auto does not choose it for speed."""
+_GAINS = "A number behind an algorithm: so many times as fast as direct."
+_XLA = (
+    "(xla): XLA's own would be at least 1.1 times as fast, but auto does not choose it for speed."
+)
 
 
 def summary(rows: Iterable[Row]) -> str:
@@ -20,7 +21,8 @@ def summary(rows: Iterable[Row]) -> str:
     groups: dict[tuple[str, int], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.placement, row.num_ranks), []).append(row)
-    return "\n".join([*(line for key in groups for line in _lines(*key, groups[key])), _NOTE])
+    lines = [line for key in groups for line in _lines(*key, groups[key])]
+    return "\n".join([*lines, _GAINS, *([_XLA] if any("(xla)" in line for line in lines) else [])])
 
 
 def quality(rows: Iterable[Row]) -> str:

@@ -138,7 +138,9 @@ def refused(capsys, *flags):
     with pytest.raises(SystemExit) as stopped:
         example_programs.load("train_gpt").main(list(flags))
     assert stopped.value.code == 2
-    return capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert message.startswith("train_gpt.py: error: ")
+    return message
 
 
 @pytest.mark.parametrize(
