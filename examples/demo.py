@@ -24,9 +24,14 @@ import sys
 from pathlib import Path
 
 from gpt import flags, history
-from rich import box
-from rich.console import Console
-from rich.table import Table
+
+try:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+except ModuleNotFoundError:
+    flags.check_packages(flags.Parser(prog="demo.py"), "rich")
+    raise
 
 TRAIN = Path(__file__).with_name("train_gpt.py")
 MESH = ("--mesh", "data=2,context=2,tensor=2", "--zero", "3", "--attention", "ring")

@@ -13,6 +13,7 @@ from gpt.flags import (
     Parser,
     check_folder,
     check_output,
+    check_packages,
     check_picture,
     check_seed,
     fail,
@@ -63,6 +64,7 @@ def parse(
     parser = build_parser(prog, description, epilog)
     parser.set_defaults(**defaults)
     args = parser.parse_args(argv)
+    check_packages(parser, "optax", "rich")
     if args.steps is None:
         args.steps = sys.maxsize if args.seconds else DEFAULT_STEPS
     sizes = ("steps", "batch", "seq", "layers", "width", "heads", "top_k", "accumulate", "devices")

@@ -1,6 +1,7 @@
 """train_gpt.py and demo.py as a user runs them, with few and small steps."""
 
 import functools
+import importlib.util
 import json
 import math
 import re
@@ -221,6 +222,11 @@ def test_what_is_no_bug_ends_without_a_traceback(flags, words, capsys):
     message = capsys.readouterr().err
     for word in ["train_gpt.py: ", *words]:
         assert word in message
+
+
+def test_what_is_not_installed(monkeypatch, capsys):
+    monkeypatch.setattr(importlib.util, "find_spec", {"rich": "there"}.get)
+    assert "optax needed, and not installed. Run pip install" in refused(capsys, "--steps=1")
 
 
 def test_seconds_under_launch(monkeypatch, capsys):
