@@ -5,6 +5,7 @@
 Ranks are devices. Without GPUs, XLA makes 8 of the CPU, which is all it takes to try things out.
 """
 
+import argparse
 import os
 
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
@@ -16,6 +17,10 @@ from jax.sharding import PartitionSpec as P
 
 import jcoll
 
+argparse.ArgumentParser(  # --help, and no other flags.
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+).parse_args()
+
 
 def sum_over_ranks(x):
     """Runs once on each rank, which sees its own slice of x only."""
@@ -23,13 +28,13 @@ def sum_over_ranks(x):
 
 
 mesh = jax.make_mesh((jax.device_count(),), ("ranks",))
-x = jnp.arange(3 * mesh.size, dtype=jnp.float32).reshape(mesh.size, 3)
-x = jax.device_put(x, NamedSharding(mesh, P("ranks")))  # row r to rank r
+rows = jnp.arange(3 * mesh.size, dtype=jnp.float32).reshape(mesh.size, 3)
+x = jax.device_put(rows, NamedSharding(mesh, P("ranks")))  # row r to rank r
 
 y = jax.jit(jax.shard_map(sum_over_ranks, mesh=mesh, in_specs=P("ranks"), out_specs=P()))(x)
 
 print(f"{mesh.size} ranks, on {jax.devices()[0].platform}")
-print(f"each has one row of\n{x}")
+print(f"each has one row of\n{rows}")
 print(f"and each gets the sum of all rows, {y}")
 for row in jcoll.metrics():
     print(

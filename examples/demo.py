@@ -16,6 +16,7 @@ program. Exit status 1: the losses disagree.
 
 import argparse
 import math
+import os
 import shlex
 import statistics
 import subprocess
@@ -23,9 +24,14 @@ import sys
 from pathlib import Path
 
 from gpt import flags, history
-from rich import box
-from rich.console import Console
-from rich.table import Table
+
+try:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+except ModuleNotFoundError:
+    flags.check_packages(flags.Parser(prog="demo.py"), "rich")
+    raise
 
 TRAIN = Path(__file__).with_name("train_gpt.py")
 MESH = ("--mesh", "data=2,context=2,tensor=2", "--zero", "3", "--attention", "ring")
@@ -58,7 +64,7 @@ def main(argv=None) -> int:
     problems = disagreements(losses(jcoll), losses(lax))
     problems += early_disagreements(losses(mesh), losses(lax), "mesh, ")
     print("\n".join(problems) or verdict(jcoll, lax))
-    print(f"Wrote {args.plot}, and the histories in {args.out}/")
+    print(f"wrote {args.plot}, and the histories in {args.out}/")
     return 1 if problems else 0
 
 
@@ -66,6 +72,11 @@ def parse(argv) -> argparse.Namespace:
     """The checked flags: what is wrong is said before the first leg, not after the last."""
     parser = build_parser()
     args = parser.parse_args(argv)
+    if "JAX_PROCESS_ID" in os.environ:
+        parser.error(
+            "this is one of several processes, as under `jcoll launch`, and each would start legs "
+            "of its own, all with the same files. Run it alone: python examples/demo.py"
+        )
     if args.seconds is not None and not 0 < args.seconds < math.inf:
         flags.fail(parser, "seconds", args.seconds, "above 0, and finite")
     flags.check_picture(parser, "plot", args.plot)
@@ -75,7 +86,7 @@ def parse(argv) -> argparse.Namespace:
 
 def build_parser() -> argparse.ArgumentParser:
     """The flags."""
-    parser = argparse.ArgumentParser(
+    parser = flags.Parser(
         prog="demo.py", description="Train a GPT through jcoll, then through jax.lax, and compare."
     )
     parser.add_argument("--seconds", type=float, help="of training, for the first leg [40]")

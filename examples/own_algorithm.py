@@ -7,11 +7,11 @@ The star: all ranks send to rank 0, which adds up and sends the sum back. Two ro
 two_shot, but all bytes go through one rank: see where `simulate` puts it.
 """
 
+import argparse
 import os
+from pathlib import Path
 
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
-
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -34,12 +34,25 @@ def my_star(p):
         p.send(0, r)
 
 
+def parse():
+    """The flags."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, default=Path("own_algorithm.svg"), help="[%(default)s]"
+    )
+    return parser.parse_args()
+
+
 def main():
+    args = parse()
     plan = plan_for("all_reduce", "my_star", num_ranks=4)
     verify(plan)  # Raises PlanError, naming rank, step and chunk, if it can go wrong.
     print(as_text(plan))
     print(f"{counts(plan)}\n")
-    Path("own_algorithm.svg").write_text(as_svg(plan))
+    args.output.write_text(as_svg(plan))
+    print(f"wrote {args.output}")
 
     mesh = jax.make_mesh((jax.device_count(),), ("x",))
     x = jnp.arange(3 * mesh.size, dtype=jnp.float32).reshape(mesh.size, 3)

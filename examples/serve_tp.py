@@ -82,6 +82,7 @@ def report(args, engines) -> None:
         )
     if args.json:
         history.write_json(args.json, result)
+        print(f"wrote {args.json}")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,10 @@ VALIDATION_BATCHES = 4
 PROMPT = b"def main("
 
 
+class Stopped(Exception):
+    """The end of a run that is no bug: the text is all that there is to say."""
+
+
 def main(argv=None, **program) -> int:
     """Reads the flags, starts jax as they say, trains, reports. `program` as in options.parse."""
     parser, args = options.parse(argv, **program)
@@ -29,7 +33,10 @@ def main(argv=None, **program) -> int:
     if args.distributed:
         jax.distributed.initialize(args.coordinator, args.num_processes, args.process_id)
     mesh_options.check_mesh(parser, args, jax.device_count())
-    run(args, say=print if jax.process_index() == 0 else None)
+    try:
+        run(args, say=print if jax.process_index() == 0 else None)
+    except Stopped as why:
+        parser.exit(1, f"{parser.prog}: {why}\n")
     return 0
 
 
@@ -39,7 +46,7 @@ def run(args, say) -> None:
 
     corpus = data.Corpus()
     trainer = parallel.make_trainer(args)
-    start, first = parallel.first_state(trainer)
+    start, first = first_state(trainer)
     device = describe(trainer)
     if say:
         say(
@@ -52,6 +59,8 @@ def run(args, say) -> None:
     device["peak_bytes"] = planned_peak(program)
     if args.save:
         state.save(args.save, trained, first + len(log.rows), trainer.layouts)
+        if say:
+            say(f"wrote {args.save}")
     val_loss = validate(trainer, corpus, trained[0])
     if say:
         if args.experts:
@@ -66,6 +75,27 @@ def run(args, say) -> None:
         if say:
             text = model.sample(params, state.shape_of(args), PROMPT, args.sample, args.seed)
             say(printable(text))
+
+
+def first_state(trainer):
+    """As parallel.first_state; ends the program if there is no such checkpoint, or no good one."""
+    from gpt import parallel
+
+    try:
+        return parallel.first_state(trainer)
+    except (OSError, ValueError, RuntimeError) as error:
+        if not trainer.args.resume or type(error).__module__.startswith("jax"):
+            raise  # Not what jcoll.layers.restore raises of a checkpoint, but a bug.
+        raise Stopped(f"--resume {trainer.args.resume}: {error}") from None
+
+
+def stop_unless_finite(report, step) -> None:
+    """Ends the program with the table of what is not finite; None: --check-finite is not given."""
+    try:
+        if report is not None:
+            report.raise_if_not_finite()
+    except FloatingPointError as error:
+        raise Stopped(f"--check-finite, in step {step + 1}: {error}") from None
 
 
 def train(trainer, corpus, start, first, show):
@@ -88,8 +118,7 @@ def train(trainer, corpus, start, first, show):
             tokens = batch(index + 1)  # while the devices work
             loss, dropped = float(facts.loss), float(facts.dropped)
             line.show(log.add(loss, dropped, meter.take()))
-            if facts.finite is not None:
-                facts.finite.raise_if_not_finite()
+            stop_unless_finite(facts.finite, index)
             if args.seconds and log.seconds() > args.seconds:
                 break
     log.sites = meter.by_site()
@@ -148,10 +177,12 @@ def report(args, device, log, val_loss) -> None:
     run_report = history.make_report(args, device, log, val_loss)
     if args.json:
         history.write_json(args.json, run_report)
+        print(f"wrote {args.json}")
     if args.plot:
         from gpt import plots
 
         plots.plot_runs(args.plot, {args.collectives: run_report})
+        print(f"wrote {args.plot}")
 
 
 if __name__ == "__main__":

@@ -11,10 +11,18 @@ import sys
 
 import train_gpt
 
+PROGRAM = {
+    "prog": "train_moe.py",
+    "description": "Train a small byte-level mixture-of-experts GPT on Python's standard library.",
+    "epilog": (__doc__ or "").partition("\n\n")[2],
+    "experts": 16,
+    "layers": 2,
+}
+
 
 def main(argv=None) -> int:
     """train_gpt.main with other defaults."""
-    return train_gpt.main(argv, prog="train_moe.py", experts=16, layers=2)
+    return train_gpt.main(argv, **PROGRAM)
 
 
 if __name__ == "__main__":

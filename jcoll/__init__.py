@@ -4,6 +4,8 @@ import importlib.metadata as _metadata
 
 from jcoll import errors as _errors
 
+_why_broken: Exception | None = None  # jcoll/cli.py tells it.
+
 try:
     from jcoll.explain import explain as explain
     from jcoll.intercept import intercept as intercept
@@ -28,9 +30,10 @@ try:
     from jcoll.runtime.cuda import check_health as check_health
     from jcoll.runtime.native import metrics as metrics
     from jcoll.runtime.native import reset_metrics as reset_metrics
-except Exception:
-    if not _errors.is_doctor():
+except Exception as error:
+    if not _errors.is_command_line():
         raise
+    _why_broken = error
 
 try:
     __version__ = _metadata.version("jcoll")

@@ -3,6 +3,8 @@
 A command is a module with `configure(parser)` and `run(args) -> exit status`, and one line in
 `COMMANDS`. Only the module of the command that is called gets imported. `args.fail(text)` ends
 the program with status 2, as flags that do not parse do.
+
+Where `import jcoll` fails, as without jax, the doctor reports it and the others end with one line.
 """
 
 from __future__ import annotations
@@ -13,9 +15,12 @@ import importlib
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
+
+import jcoll
 
 PROGRAM = "python -m jcoll"
 
@@ -25,6 +30,7 @@ class Command:
     name: str
     module: str
     summary: str
+    needs_jax: bool = True
 
 
 COMMANDS = (
@@ -33,7 +39,12 @@ COMMANDS = (
     Command("tune", "jcoll.cli_tune.command", "measure the algorithms here, for algorithm='auto'"),
     Command("explain", "jcoll.cli_tune.explain", "print what algorithm='auto' means for a call"),
     Command("launch", "jcoll.launch.command", "run a program in several processes, as one job"),
-    Command("doctor", "jcoll.cli_doctor.command", "tell what jcoll can use here, and why not more"),
+    Command(
+        "doctor",
+        "jcoll.cli_doctor.command",
+        "tell what jcoll can use here, and why not more",
+        needs_jax=False,
+    ),
     Command("info", "jcoll.bench.facts", "print machine, versions and devices"),
 )
 
@@ -48,14 +59,28 @@ class _Parser(argparse.ArgumentParser):
 def _parser(chosen: str | None) -> argparse.ArgumentParser:
     """All commands by name; only the chosen one's flags, which need its module."""
     parser = _Parser(prog=PROGRAM, description="Collectives for JAX: tools.")
+    version = f"jcoll {jcoll.__version__}"
+    parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in COMMANDS:
         sub = commands.add_parser(command.name, help=command.summary)
         if command.name == chosen:
+            if command.needs_jax and jcoll._why_broken is not None:
+                sub.exit(2, _broken_text(sub.prog, jcoll._why_broken))
             module = importlib.import_module(command.module)
             module.configure(sub)
             sub.set_defaults(run=module.run, fail=sub.error)
     return parser
+
+
+def _broken_text(program: str, error: Exception) -> str:
+    """What the user can mend, in a line or two; of what may be a bug also where it is."""
+    if isinstance(error, ValueError):  # A setting: jcoll/config.py says which, and what to do.
+        return f"{program}: {error}\n"
+    if not isinstance(error, ImportError):
+        traceback.print_exception(error)
+    what = str(error) or type(error).__name__
+    return f"{program}: import jcoll fails: {what}\n  {PROGRAM} doctor says more.\n"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

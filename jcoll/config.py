@@ -7,15 +7,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from jcoll.sizes import MAX_NBYTES, format_size, parse_size
+
 MAX_THREADS = 1024
 """More than this the runtime never starts (csrc/executor.cc)."""
 
 LONGEST_S = 1e9
 """30 years, which stand for ever: for longer, threads and stores cannot wait by the clock."""
-
-MAX_NBYTES = 1 << 40
-"""What a size may be at most: 1 TiB."""
-
 
 _POOLS = ("NPROC", "OMP_NUM_THREADS", "JCOLL_NUM_THREADS")  # NPROC: XLA's
 
@@ -43,14 +41,21 @@ def _positive(env: Mapping[str, str], name: str, default: float, kind: type) -> 
     return value
 
 
-def _nbytes(env: Mapping[str, str], name: str, default: int) -> int:
-    value = int(_positive(env, name, default, int))
-    if value > MAX_NBYTES:
+def _nbytes(env: Mapping[str, str], name: str, default: int, least: int = 1) -> int:
+    text = env.get(name, "")
+    if not text:
+        return default
+    try:
+        nbytes = parse_size(text)
+    except ValueError:
+        nbytes = -1
+    if nbytes < least:
         raise ValueError(
-            f"jcoll: {name}={value} in the environment is more than {MAX_NBYTES} bytes.\n"
-            f"  Set it to less, or unset it (default: {default})."
+            f"jcoll: {name}={text!r} in the environment is not a size from {least} to "
+            f"{format_size(MAX_NBYTES)} bytes.\n"
+            f"  Set it to one, e.g. {name}={format_size(default)}, or unset it."
         )
-    return value
+    return nbytes
 
 
 def _choice(env: Mapping[str, str], name: str, default: str, choices: tuple[str, ...]) -> str:
@@ -61,11 +66,6 @@ def _choice(env: Mapping[str, str], name: str, default: str, choices: tuple[str,
             f"  Set it to one of these, or unset it (default: {default})."
         )
     return value
-
-
-def _peer_reads(env: Mapping[str, str]) -> int:
-    name = "JCOLL_PEER_READS"
-    return 0 if env.get(name) == "0" else _nbytes(env, name, Config.peer_reads)
 
 
 @dataclass(frozen=True)
@@ -91,12 +91,13 @@ class Config:
     namespace."""
 
     shm_nbytes: int = 256 << 20
-    """`JCOLL_SHM_SIZE`, bytes: shared memory of each process; pages that are not used take none."""
+    """`JCOLL_SHM_SIZE`, bytes, or 64M and the like: shared memory of each process; pages that are
+    not used take none."""
 
     peer_reads: int = 1 << 20
-    """`JCOLL_PEER_READS`, bytes: blocks from this size on are read in the memory of other processes
-    (process_vm_readv), where the system allows it, instead of being copied through shared memory;
-    0: none are."""
+    """`JCOLL_PEER_READS`, bytes, or 256K: blocks from this size on are read in the memory of other
+    processes (process_vm_readv), where the system allows it, instead of being copied through shared
+    memory; 0: none are."""
 
     tuning_file: str = ""
     """`JCOLL_TUNING_FILE`: costs by which `algorithm="auto"` chooses, as `python -m jcoll tune`
@@ -118,7 +119,7 @@ class Config:
             intercept=_choice(env, "JCOLL_INTERCEPT", "0", ("0", "1")) == "1",
             host_id=env.get("JCOLL_HOST_ID", ""),
             shm_nbytes=_nbytes(env, "JCOLL_SHM_SIZE", Config.shm_nbytes),
-            peer_reads=_peer_reads(env),
+            peer_reads=_nbytes(env, "JCOLL_PEER_READS", Config.peer_reads, least=0),
             tuning_file=env.get("JCOLL_TUNING_FILE", ""),
             cuda=_choice(env, "JCOLL_CUDA", "1", ("0", "1")) == "1",
             isa=_choice(env, "JCOLL_ISA", "best", ("best", "avx512", "avx2", "baseline")),

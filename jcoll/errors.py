@@ -35,10 +35,14 @@ def ranges(numbers: Iterable[int], to: str = "-", between: str = ", ") -> str:
     return between.join(to.join(map(str, span)) for span in spans)
 
 
-def is_doctor() -> bool:
-    """Whether this process is `python -m jcoll doctor`, or `jcoll doctor`.
+def is_command_line() -> bool:
+    """Whether this process is `python -m jcoll ...`, or `jcoll ...`.
 
-    It imports the package like any other program, and is there to say why that fails.
+    It imports the package like any other program, but says itself why that fails (cli.py).
     """
     program = os.path.basename(sys.argv[0]) if sys.argv else ""
-    return program in ("-m", "jcoll", "__main__.py") and sys.argv[1:2] == ["doctor"]
+    if program != "-m":
+        return program == "jcoll"
+    # So it is while the packages of any `python -m` program are imported.
+    named = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv[1:])]
+    return named[-2:] == ["-m", "jcoll"] or named[-1:] == ["-mjcoll"]

@@ -15,6 +15,7 @@ from jcoll.ops import SPECS
 from jcoll.runtime import cuda, decisions, native
 from jcoll.runtime.decisions import Decision
 from jcoll.tuning.candidates import Candidate
+from jcoll.tuning.table import DTYPE
 
 
 @overload
@@ -99,11 +100,14 @@ def _costs(row: Decision) -> str:
     where = f" at {row.call_site}" if row.call_site else ""
     head = f"{row.op} {row.signature} over {row.axis}, {row.num_ranks} ranks{where}"
     chosen = f"{row.algorithm}: {row.reason}"
-    return "\n".join([head, chosen, *candidate_lines(row.candidates, row.algorithm)])
+    dtype = row.signature.partition("[")[0]
+    return "\n".join([head, chosen, *candidate_lines(row.candidates, row.algorithm, dtype)])
 
 
-def candidate_lines(found: Sequence[Candidate], chosen: str) -> Iterator[str]:
+def candidate_lines(found: Sequence[Candidate], chosen: str, dtype: str) -> Iterator[str]:
     """A table of candidates; a star marks the chosen one."""
+    if dtype != DTYPE and any(c.us is not None for c in found):
+        yield f"(costs are of {DTYPE}, as many bytes; {dtype} is not measured)"
     rows = [
         (
             "*" if c.algorithm == chosen else "",
@@ -113,7 +117,7 @@ def candidate_lines(found: Sequence[Candidate], chosen: str) -> Iterator[str]:
         )
         for c in found
     ]
-    return _table(("", "algorithm", "    us", ""), rows)
+    yield from _table(("", "algorithm", "    us", ""), rows)
 
 
 def _us(us: float | None) -> str:

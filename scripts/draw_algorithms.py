@@ -7,6 +7,7 @@ A test compares the files with what is drawn, or simulated, today.
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
@@ -51,6 +52,7 @@ def described(found: Comparison) -> str:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     import matplotlib
 
     PICTURES.mkdir(exist_ok=True)
@@ -60,6 +62,7 @@ def main() -> None:
     matplotlib.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "jcoll"}
     metadata = {"Date": None, "Creator": None, "Description": described(found)}
     draw(found, PICTURES / CROSSOVERS, metadata=metadata)
+    print(f"wrote {PICTURES}")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ cross, is what NCCL's authors hold to be right for their kernels of the same kin
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -92,4 +93,6 @@ def text() -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     PATH.write_text(text())
+    print(f"wrote {PATH}")

@@ -46,6 +46,13 @@ def test_one_process(run):
     assert "measured, 4 ranks, shipped" in star
 
 
+def test_other_dtypes_than_the_measured_one(run):
+    flags = ["all_gather", "--size", "4K", "--mesh", "x=4"]
+    note = "(costs are of float32, as many bytes; int4 is not measured)\n"
+    assert note in run(*flags, "--dtype", "int4")
+    assert "costs are of" not in run(*flags)
+
+
 def test_algorithms_of_the_users(run, tmp_path):
     path = tmp_path / "own.py"
     path.write_text(
@@ -146,6 +153,10 @@ def test_configured_for_another_platform(run, monkeypatch):
         (["all_reduce", "--size", "1M", "--mesh", "d=4", "--axis", "e"], "--axis has 'e'"),
         (["all_reduce", "--size", "1M", "--mesh", "d=4", "--dtype", "half"], "'half' is not a dty"),
         (["all_reduce", "--size", "1M", "--mesh", "d=4", "--op", "plus"], "--op is 'plus'"),
+        (
+            ["all_reduce", "--size", "1M", "--mesh", "d=4", "--dtype", "float128"],
+            "'float128' is not a dtype",
+        ),
         (["all_reduce", "--size", "1M", "--mesh", "d=4", "--processes", "3"], "a divisor of the"),
         (["all_reduce", "--size", "1M", "--mesh", "d=4", "--hosts", "2"], "--hosts is 2; a div"),
         (["all_reduce", "--mesh", "d=4"], "--size"),

@@ -2,11 +2,15 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from jcoll import cli
 from jcoll.algorithms import registry
+from jcoll.algorithms.hierarchical import hierarchical
 from jcoll.cli_plan import arguments, comparison
+from jcoll.plan.simulate import simulate
+from jcoll.plan.topology import PRESETS
 
 GOOD_MODULE = """\
 from jcoll.algorithms import algorithm
@@ -83,7 +87,7 @@ def test_show_all(run):
 
 def test_draw(run, tmp_path):
     path = tmp_path / "plan.svg"
-    assert str(path) in run("draw", "all_reduce", "halving_doubling", "-n", 8, "-o", path)
+    assert f"wrote {path}: " in run("draw", "all_reduce", "halving_doubling", "-n", 8, "-o", path)
     assert path.read_text().startswith("<svg ")
 
 
@@ -213,8 +217,36 @@ def test_simulate_with_ones_own_topology_and_algorithm(run, tmp_path):
 def test_simulate_plots(run, tmp_path, suffix):
     pytest.importorskip("matplotlib")
     path = tmp_path / f"times{suffix}"
-    run("simulate", "all_reduce", "-n", 8, "-f", 64, "--plot", path)
+    out = run("simulate", "all_reduce", "-n", 8, "-f", 64, "--plot", path)
+    assert out.endswith(f"\nwrote {path}\n")
     assert path.stat().st_size > 5000
+    json.loads(run("simulate", "all_reduce", "-n", 8, "-f", 64, "--plot", path, "--json"))
+
+
+@pytest.mark.parametrize(
+    ("topology", "num_ranks", "num_local"),
+    [
+        ("nvswitch", 256, 8),
+        ("pcie", 256, 8),
+        ("nvswitch", 24, 8),
+        ("nvswitch", 8, None),
+        ("ethernet", 256, None),
+        ("cpu_host", 16, None),
+    ],
+)
+def test_simulated_hierarchy_is_that_of_the_machine(run, topology, num_ranks, num_local):
+    argv = ["-n", num_ranks, "-t", topology, "-b", "1M", "-e", "1M", "-a", "hierarchical"]
+    data = json.loads(run("simulate", "all_reduce", *argv, "--json"))
+    a = hierarchical("all_reduce", num_local=num_local)
+    seconds = simulate(a, num_ranks, np.array([1 << 20]), PRESETS[topology])
+    assert data["seconds"]["hierarchical"] == seconds.tolist()
+    line = "hierarchical: in groups of 8 ranks"
+    assert (line in run("simulate", "all_reduce", *argv)) == (num_local is not None)
+
+
+def test_simulated_hierarchy_needs_whole_hosts(run):
+    argv = ["simulate", "all_gather", "-n", "12", "-e", "1K"]
+    assert "left out: hierarchical: they do not divide into hosts of 8" in run(*argv)
 
 
 def test_simulate_says_what_is_left_out(run):

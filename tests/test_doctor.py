@@ -16,7 +16,7 @@ import jax
 import pytest
 
 from jcoll import cli, config, errors
-from jcoll.cli_doctor import command, cuda_driver, probes
+from jcoll.cli_doctor import cuda_driver, probes
 from jcoll.cli_doctor.features import features, used
 from jcoll.cli_doctor.probes import Failed
 from jcoll.comm import mesh
@@ -219,11 +219,11 @@ def test_libraries_that_do_not_load(monkeypatch) -> None:
 # Machines where jcoll does not even import
 
 
-def run(tmp_path, *, customize: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+def run(tmp_path, *argv: str, customize: str = "", **env: str) -> subprocess.CompletedProcess[str]:
     (tmp_path / "sitecustomize.py").write_text(customize)
     path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
     return subprocess.run(
-        [sys.executable, "-m", "jcoll", "doctor"],
+        [sys.executable, "-m", "jcoll", *argv],
         capture_output=True,
         text=True,
         timeout=60,
@@ -232,16 +232,16 @@ def run(tmp_path, *, customize: str = "", **env: str) -> subprocess.CompletedPro
     )
 
 
-@pytest.mark.parametrize(
-    ("broken", "text"),
-    [
-        ({"JCOLL_TIMEOUT": "soon"}, "ValueError: jcoll: JCOLL_TIMEOUT='soon' in the environment"),
-        ({"customize": "import sys; sys.modules['jcoll._native'] = None"}, "the compiled part of"),
-        ({"customize": "import sys; sys.modules['jax'] = None"}, "import of jax halted"),
-    ],
-)
+BROKEN = [
+    ({"JCOLL_TIMEOUT": "soon"}, "jcoll: JCOLL_TIMEOUT='soon' in the environment"),
+    ({"customize": "import sys; sys.modules['jcoll._native'] = None"}, "the compiled part of"),
+    ({"customize": "import sys; sys.modules['jax'] = None"}, "import of jax halted"),
+]
+
+
+@pytest.mark.parametrize(("broken", "text"), BROKEN)
 def test_broken(tmp_path, broken, text) -> None:
-    done = run(tmp_path, **broken)
+    done = run(tmp_path, "doctor", **broken)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     imports = next(line for line in done.stdout.splitlines() if line.startswith("  imports"))
@@ -250,8 +250,40 @@ def test_broken(tmp_path, broken, text) -> None:
     assert "  python  " in done.stdout
 
 
+@pytest.mark.parametrize(("broken", "text"), BROKEN)
+def test_other_commands_where_it_is_broken(tmp_path, broken, text) -> None:
+    done = run(tmp_path, "plan", "verify", **broken)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("python -m jcoll plan: ")
+    assert text in done.stderr
+    assert ("doctor says more" in done.stderr) == ("customize" in broken)
+
+
+@pytest.mark.parametrize("flag", ["--help", "--version"])
+def test_what_needs_no_jax(tmp_path, flag) -> None:
+    done = run(tmp_path, flag, customize="import sys; sys.modules['jax'] = None")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("jcoll " if flag == "--version" else "usage: ")
+
+
+def test_a_bug_keeps_its_traceback(tmp_path) -> None:
+    """Of what a user cannot mend, where it is must be seen."""
+    customize = """
+import sys
+class Broken:
+    def __getattr__(self, name):
+        1 / 0
+sys.modules["jcoll.explain"] = Broken()
+"""
+    done = run(tmp_path, "info", customize=customize)
+    assert done.returncode == 2
+    assert "Traceback" in done.stderr
+    assert done.stderr.endswith("python -m jcoll doctor says more.\n")
+
+
 def test_a_backend_that_does_not_start(tmp_path) -> None:
-    done = run(tmp_path, JAX_PLATFORMS="no_such_platform")
+    done = run(tmp_path, "doctor", JAX_PLATFORMS="no_such_platform")
     assert done.returncode == 0
     assert "Traceback" not in done.stderr
     assert "backend               ? RuntimeError: " in done.stdout
@@ -276,14 +308,19 @@ def test_gpus_that_jax_does_not_use(monkeypatch, capsys) -> None:
     )
 
 
-def test_only_the_doctor_survives(monkeypatch) -> None:
-    for argv, is_doctor in [
-        (["-m", "doctor"], True),
-        (["/usr/bin/jcoll", "doctor", "--json"], True),
-        (["-m", "bench"], False),
-        (["train.py", "doctor"], False),
-        ([], False),
-    ]:
-        monkeypatch.setattr(sys, "argv", argv)
-        assert errors.is_doctor() is is_doctor
-    assert command.run  # The module loads without jax: see its package.
+@pytest.mark.parametrize(
+    ("orig", "argv", "expected"),
+    [
+        (["python", "-m", "jcoll", "doctor"], ["-m", "doctor"], True),
+        (["python", "-X", "dev", "-m", "jcoll"], ["-m"], True),
+        (["python", "-mjcoll", "bench", "jcoll"], ["-m", "bench", "jcoll"], True),
+        (["python", "/usr/bin/jcoll", "doctor"], ["/usr/bin/jcoll", "doctor"], True),
+        (["python", "-m", "mine", "-m", "jcoll"], ["-m", "-m", "jcoll"], False),
+        (["python", "train.py", "doctor"], ["train.py", "doctor"], False),
+        (["python"], [], False),
+    ],
+)
+def test_only_the_command_line_survives(monkeypatch, orig, argv, expected) -> None:
+    monkeypatch.setattr(sys, "orig_argv", orig)
+    monkeypatch.setattr(sys, "argv", argv)
+    assert errors.is_command_line() is expected

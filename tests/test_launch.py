@@ -17,7 +17,7 @@ import pytest
 
 import jcoll
 from jcoll import cli
-from jcoll.launch.output import Lines
+from jcoll.launch.output import Lines, is_noise
 from jcoll.launch.verdict import Fate, failure_text, first_failure
 
 ROOT = Path(jcoll.__file__).parent.parent
@@ -155,6 +155,9 @@ def test_one_job(launch, tmp_path):
         """,
     )
     assert job.end() == 0, job.err
+    assert not [
+        line for line in job.out if re.fullmatch(r"\[.\] \[Gloo\] Rank [^\[]*: \d+\n", line)
+    ]
     # Gloo writes its lines in pieces, which ours may come between.
     out = [line for line in job.out if "[Gloo]" not in line and "peer ranks" not in line]
     assert all(re.match(r"\[[012]\] .*\n", line) for line in out)
@@ -446,6 +449,28 @@ def test_lines():
     assert lines.finish() == b" 40%"
     assert lines.feed(b"x" * 70_000) == [b"x" * 70_000]
     assert lines.finish() == b""
+
+
+CONNECTED = (
+    b"[Gloo] Rank 3 is connected to 7 peer ranks. Expected number of connected peer ranks is : "
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (CONNECTED + b"7", True),
+        (CONNECTED + b"8", False),
+        (b"[Gloo] Rank [Gloo] Rank 31 is connected to 7 peer ranks. Expected", False),
+        (b"[Gloo] Rank [Gloo] Rank 31 is connected to  is connected to 77", True),
+        (b"[Gloo] Rank 3 lost its connection to 7", False),
+        (CONNECTED + b"7loss 3", False),
+        (b"42", False),
+        (b"", False),
+    ],
+)
+def test_gloo_without_news(line, expected):
+    assert is_noise(line) is expected
 
 
 def test_who_failed_first():

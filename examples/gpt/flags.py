@@ -1,10 +1,20 @@
 """What the command lines of all examples share. Imports no jax: flags decide how it must start."""
 
+import argparse
+import importlib.util
 import os
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's errors without the page of usage in front of them, once for each process."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n  See: {self.prog} --help\n")
 
 
 def add_int(group, flag: str, default: int, what: str) -> None:
@@ -39,11 +49,21 @@ def check_output(parser, name: str, path) -> None:
         fail(parser, name, path, "a file that may be written")
 
 
+def check_packages(parser, *names: str) -> None:
+    """Ends the program, before jax starts, unless the packages are there."""
+    if missing := [name for name in names if importlib.util.find_spec(name) is None]:
+        parser.error(
+            f"{' and '.join(missing)} needed, and not installed. Run pip install "
+            "'jcoll[examples]', in a checkout '.[examples]'."
+        )
+
+
 def check_picture(parser, name: str, path) -> None:
     """The same for a picture, of one of the kinds that matplotlib draws."""
     check_output(parser, name, path)
     if path is None:
         return
+    check_packages(parser, "matplotlib")
     from matplotlib.backend_bases import FigureCanvasBase
 
     kinds = FigureCanvasBase.get_supported_filetypes()

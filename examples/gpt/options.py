@@ -10,8 +10,10 @@ from pathlib import Path
 
 from gpt import mesh_options
 from gpt.flags import (
+    Parser,
     check_folder,
     check_output,
+    check_packages,
     check_picture,
     check_seed,
     fail,
@@ -19,6 +21,7 @@ from gpt.flags import (
 )
 
 DEFAULT_STEPS = 200
+DESCRIPTION = "Train a small byte-level GPT on Python's standard library, in parallel."
 EPILOG = """\
 examples:
   python examples/train_gpt.py --seconds 60 --sample 300
@@ -31,12 +34,12 @@ examples:
 """
 
 
-def build_parser(prog: str) -> argparse.ArgumentParser:
+def build_parser(prog: str, description: str, epilog: str) -> argparse.ArgumentParser:
     """All flags, in groups; the defaults suit 8 virtual CPU devices on 2 cores."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=prog,
-        description="Train a small byte-level GPT on Python's standard library, in parallel.",
-        epilog=EPILOG,
+        description=description,
+        epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_run_flags(parser.add_argument_group("run"))
@@ -48,15 +51,20 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
 
 
 def parse(
-    argv=None, prog: str = "train_gpt.py", **defaults
+    argv=None,
+    prog: str = "train_gpt.py",
+    description: str = DESCRIPTION,
+    epilog: str = EPILOG,
+    **defaults,
 ) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     """The checked options, and the parser, for errors that only devices and processes bring out.
 
     `defaults` are those of flags of which the program `prog` has others.
     """
-    parser = build_parser(prog)
+    parser = build_parser(prog, description, epilog)
     parser.set_defaults(**defaults)
     args = parser.parse_args(argv)
+    check_packages(parser, "optax", "rich")
     if args.steps is None:
         args.steps = sys.maxsize if args.seconds else DEFAULT_STEPS
     sizes = ("steps", "batch", "seq", "layers", "width", "heads", "top_k", "accumulate", "devices")
@@ -118,7 +126,9 @@ def _add_model_flags(group):
     group.add_argument("--layers", type=int, default=3, metavar="N", help="[%(default)s]")
     group.add_argument("--width", type=int, default=128, metavar="N", help="[%(default)s]")
     group.add_argument("--heads", type=int, default=4, metavar="N", help="[%(default)s]")
-    group.add_argument("--experts", type=int, default=0, metavar="N", help="of each layer [none]")
+    group.add_argument(
+        "--experts", type=int, default=0, metavar="N", help="of a layer [%(default)s]"
+    )
     group.add_argument("--top-k", type=int, default=2, metavar="K", help="of a byte [%(default)s]")
     group.add_argument("--lr", type=float, default=4e-3, help="peak learning rate [%(default)s]")
     group.add_argument("--adam-eps", type=float, default=1e-8, metavar="X", help="[%(default)s]")

@@ -8,11 +8,13 @@ import numpy as np
 matplotlib.use("Agg")  # before pyplot: no window, no display needed
 
 import matplotlib.pyplot as plt
+from matplotlib.transforms import ScaledTranslation
 
 # A solid line under a dashed one: both stay visible where they coincide, as they should.
 STYLES = ({"color": "#1f77b4", "lw": 2.6}, {"color": "#e4572e", "lw": 1.3, "ls": (0, (4, 3))})
 SMALLEST_DIFFERENCE = 1e-8
 MOST_SITES = 14
+LEGEND_INCHES = 0.5  # Below an axis: its numbers and its label.
 
 
 def plot_runs(path: str, runs: dict[str, dict], mesh_run: dict | None = None) -> None:
@@ -24,8 +26,10 @@ def plot_runs(path: str, runs: dict[str, dict], mesh_run: dict | None = None) ->
     counted = [run for run in (*runs.values(), mesh_run) if run and run["sites"]]
     bars = max((min(len(run["sites"]), MOST_SITES) for run in counted), default=0)
     widths = (5, 3, 3) if len(runs) == 2 else (5, 3)
-    heights = (4.2, 1.2 + 0.25 * bars) if counted else (4.2,)
-    figure = plt.figure(figsize=(4.6 * len(widths), sum(heights)), layout="constrained")
+    heights = (4.9, 1.8 + 0.25 * bars) if counted else (4.9,)
+    figure = plt.figure(
+        figsize=(13.8 if counted else 4.6 * len(widths), sum(heights)), layout="constrained"
+    )
     top, *below = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
     _plot_history(top.subplots(1, len(widths), width_ratios=widths), runs, mesh_run)
     if counted:
@@ -62,7 +66,7 @@ def _plot_collectives(by_kind, by_place, runs):
         for op in sums
     ]
     _plot_bars(by_kind, bars, ops)
-    _dress(by_kind, "Time in collectives by kind, jcoll", "milliseconds a step", "")
+    _dress(by_kind, "Time in collectives by kind, jcoll", "milliseconds a step", "", 2)
     run = runs[-1]
     sites = [(Path(site["site"]).name, site["op"], *_a_step(run, [site])) for site in run["sites"]]
     _plot_bars(by_place, sites[:MOST_SITES], ops)
@@ -70,7 +74,7 @@ def _plot_collectives(by_kind, by_place, runs):
     if sites[MOST_SITES:]:
         rest_ms = sum(ms for _, _, ms, _ in sites[MOST_SITES:])
         title += f"\n(not shown: {len(sites) - MOST_SITES} more, {rest_ms:.1f} ms a step together)"
-    _dress(by_place, title, "milliseconds a step", "")
+    _dress(by_place, title, "milliseconds a step", "", 4)
 
 
 def _by_op(run):
@@ -141,14 +145,22 @@ def _plot_times(axes, label, run, style):
     )
 
 
-def _dress(axes, title, x, y):
+def _dress(axes, title, x, y, legend_columns=1):
+    """Labels; and a legend below the axis, where no curve is, whatever the run was like."""
     axes.set_title(title)
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(edgecolor="none", framealpha=0.9)
+        below = ScaledTranslation(0, -LEGEND_INCHES, axes.figure.dpi_scale_trans)
+        axes.legend(
+            loc="upper center",
+            bbox_to_anchor=(0.5, 0),
+            bbox_transform=axes.transAxes + below,
+            ncols=legend_columns,
+            frameon=False,
+        )
 
 
 def _title(run):

@@ -2,7 +2,7 @@
 
 import argparse
 
-from gpt.flags import add_int, check_output, check_seed, round_up
+from gpt.flags import Parser, add_int, check_output, check_seed, round_up
 
 EPILOG = """\
 examples:
@@ -33,7 +33,7 @@ def parse(argv=None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
 
 def build_parser() -> argparse.ArgumentParser:
     """All flags; the defaults suit 8 virtual CPU devices on 2 cores."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="serve_tp.py",
         description="Decode with a tensor-parallel GPT of random weights, and time each token.",
         epilog=EPILOG,

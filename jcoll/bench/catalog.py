@@ -88,14 +88,15 @@ def bus_factor(op: str, num_ranks: int) -> float:
 
 
 def parse_dtype(name: str) -> np.dtype:
-    """The dtype that numpy (with ml_dtypes) knows under `name`."""
+    """The dtype that numpy (with ml_dtypes) knows under `name`, if JAX has it."""
     try:
         dtype = np.dtype(name)
     except TypeError:
         dtype = None
-    if dtype is None or dtype.name != name or kind(dtype) == "other":
+    is_jax = name not in ("float128", "complex256")
+    if dtype is None or dtype.name != name or kind(dtype) == "other" or not is_jax:
         raise ValueError(
-            f"{name!r} is not a dtype; one of numpy's or ml_dtypes' number names is needed: "
+            f"{name!r} is not a dtype; a number dtype of JAX is needed: "
             "write float32, bfloat16, float16, int8, uint32, bool, complex64, float8_e4m3fn"
         )
     return dtype

@@ -6,10 +6,13 @@ import argparse
 import dataclasses
 import functools
 import importlib.util
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
+from jcoll.algorithms import registry
+from jcoll.algorithms.registry import RESERVED
 from jcoll.bench import catalog, rows, sizes
 from jcoll.bench.job import Job
 from jcoll.errors import UsageError
@@ -88,8 +91,17 @@ def _each(flag: str, parse: Callable[[str], _T], texts: Iterable[str]) -> tuple[
 
 def _dtypes(args: argparse.Namespace) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(args.dtype.split(",")))
-    _each("-d/--dtype", catalog.parse_dtype, names)
+    _each("-d/--dtype", _whole_bytes, names)
     return names
+
+
+def _whole_bytes(name: str) -> None:
+    bits = re.search(r"\d+", catalog.parse_dtype(name).name)  # bool has none.
+    if bits is not None and int(bits[0]) < 8:
+        raise ValueError(
+            f"{name!r} has {bits[0]} bits, and XLA packs several of them into a byte; a dtype of "
+            "whole bytes is needed: write int8"
+        )
 
 
 def _devices(args: argparse.Namespace) -> tuple[int, ...]:
@@ -163,6 +175,12 @@ def _check_ops(args: argparse.Namespace, job: Job) -> None:
         )
     if reduces:
         _each("-d/--dtype", functools.partial(catalog.check_pair, job.redop), job.dtypes)
+    known = {*RESERVED, *(name for op in job.ops for name in registry.names(op))}
+    if job.algorithm not in known:
+        raise UsageError(
+            f"--algorithm is {job.algorithm!r}; of {', '.join(job.ops)} needed is one of "
+            f"{', '.join(sorted(known))}"
+        )
     _check_rooted(args, job)
     fixed = [op for op, entry in entries.items() if not entry.repeats]
     if job.form != "single" and fixed:
@@ -182,16 +200,29 @@ def _check_rooted(args: argparse.Namespace, job: Job) -> None:
 
 
 def _check_outputs(args: argparse.Namespace) -> None:
-    """Files that cannot be written must be known before the measuring, not after it."""
-    for name in ("json", "markdown", "plot"):
-        path: Path | None = getattr(args, name)
-        if path is not None and not rows.can_write(path):
-            raise UsageError(
-                f"--{name} is {path}, which cannot be written; a file name in an existing, "
-                "writable directory is needed: create the directory, or name another"
-            )
-    if args.plot is not None and importlib.util.find_spec("matplotlib") is None:
+    for name in ("json", "markdown"):
+        check_output(f"--{name}", getattr(args, name))
+    check_plot(args.plot)
+
+
+def check_output(flag: str, path: Path | None, suffixes: tuple[str, ...] = ()) -> None:
+    """A file that cannot be written must be known before the work, not after it."""
+    if path is None:
+        return
+    if suffixes and path.suffix not in suffixes:
+        given = re.sub(r"^$", "no suffix", path.suffix)
+        raise UsageError(f"{flag} is {path}, with {given}; one of {', '.join(suffixes)} is needed")
+    if not rows.can_write(path):
         raise UsageError(
-            f"--plot is {args.plot}, but matplotlib is not installed; it is needed to draw: "
+            f"{flag} is {path}, which cannot be written; a file name in an existing, writable "
+            "directory is needed: create the directory, or name another"
+        )
+
+
+def check_plot(path: Path | None) -> None:
+    check_output("--plot", path, (".png", ".svg", ".pdf"))
+    if path is not None and importlib.util.find_spec("matplotlib") is None:
+        raise UsageError(
+            f"--plot is {path}, but matplotlib is not installed; it is needed to draw: "
             "pip install 'jcoll[bench]', or use --json"
         )

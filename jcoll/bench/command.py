@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import TextIO
 
 from jcoll.bench import checks, options, plot, report, rows, spawn
@@ -53,12 +55,15 @@ def _run_jobs(todo: list[Job], table: _Table, timeout_s: float) -> str:
 
 
 def _write_outputs(args: argparse.Namespace, measured: list[rows.Row]) -> None:
-    if args.json is not None:
-        rows.write_text(args.json, rows.to_json(measured))
-    if args.markdown is not None:
-        rows.write_text(args.markdown, report.markdown(measured))
-    if args.plot is not None:
-        plot.draw(measured, args.plot)
+    wanted: list[tuple[Path | None, Callable[[Path], None]]] = [
+        (args.json, lambda path: rows.write_text(path, rows.to_json(measured))),
+        (args.markdown, lambda path: rows.write_text(path, report.markdown(measured))),
+        (args.plot, lambda path: plot.draw(measured, path)),
+    ]
+    for path, write in wanted:
+        if path is not None:
+            write(path)
+            print(f"wrote {path}")
 
 
 class _Table:

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from jcoll.bench import rows
+from jcoll.bench.report import ranks_text
 from jcoll.bench.rows import Row
+from jcoll.sizes import format_size
 
 _STYLES = {"jcoll_us": ("jcoll", "o-"), "lax_us": ("lax", "s--"), "copy_us": ("copy", "k:")}
 
@@ -28,12 +30,17 @@ def draw(measured: list[Row], path: Path) -> None:
     )
     for (down, op), (across, count) in itertools.product(enumerate(ops), enumerate(counts)):
         chosen = [row for row in measured if (row.op, row.devices) == (op, count)]
-        _panel(axes[down][across], f"{op}, {count} devices", chosen)
+        if chosen:
+            _panel(axes[down][across], f"{op}, {ranks_text(chosen[0])}", chosen)
+        else:  # All errors.
+            axes[down][across].set_axis_off()
     rows.write_figure(path, figure)
     pyplot.close(figure)
 
 
 def _panel(axes: Any, title: str, rows: list[Row]) -> None:
+    from matplotlib.ticker import LogFormatter
+
     keys = list(dict.fromkeys((row.dtype, row.malloc) for row in rows))
     for dtype, malloc in keys:
         chosen = [row for row in rows if (row.dtype, row.malloc) == (dtype, malloc)]
@@ -43,8 +50,10 @@ def _panel(axes: Any, title: str, rows: list[Row]) -> None:
             if points:
                 label = f"{name} {dtype} {malloc}" if len(keys) > 1 else f"{name} {dtype}"
                 axes.plot(*zip(*points, strict=True), style, label=label, markersize=3)
-    axes.set(title=title, xlabel="size (bytes)", ylabel="µs per collective", xscale="log")
+    axes.set(title=title, xlabel="size (bytes)", ylabel="µs per collective", yscale="log")
     axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
+    axes.xaxis.set_major_formatter(lambda size, _: format_size(round(size)))
+    axes.yaxis.set_major_formatter(LogFormatter())  # 150, where the default has 1.5 x 10^2.
+    axes.yaxis.set_minor_formatter(LogFormatter())
     axes.grid(visible=True, alpha=0.3)
     axes.legend(fontsize="x-small")

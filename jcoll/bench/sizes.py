@@ -1,38 +1,16 @@
-"""Sizes as people write them: `1K`, `16M`, `1G` (powers of 1024), and sweeps over them."""
+"""Sizes and counts of the command line, and sweeps over sizes."""
 
 from __future__ import annotations
 
 import re
 
-from jcoll.config import MAX_NBYTES
-
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-_PATTERN = re.compile(r"(\d{1,15})([KMG]?)(?:I?B)?", re.IGNORECASE)
-
-
-def parse_size(text: str) -> int:
-    """Bytes named by `text`: a whole number, optionally followed by K, M or G (and B or iB)."""
-    match = _PATTERN.fullmatch(text.strip())
-    nbytes = int(match[1]) * _UNITS[match[2].upper()] if match else MAX_NBYTES + 1
-    if nbytes > MAX_NBYTES:
-        raise ValueError(
-            f"{text!r} is not a size; a whole number with an optional K, M or G is needed "
-            "(powers of 1024), at most 1024G: write 512, 16K or 4M"
-        )
-    return nbytes
+from jcoll.sizes import format_size as format_size
+from jcoll.sizes import parse_size as parse_size
 
 
 def parse_count(text: str) -> int:
     """The whole number in `text`; -1 for anything else, and for more digits than make sense."""
     return int(text) if re.fullmatch(r"\d{1,15}", text) else -1
-
-
-def format_size(nbytes: int) -> str:
-    """The shortest exact spelling: 1048576 -> '1M', 1020 -> '1020'."""
-    for unit in ("G", "M", "K"):
-        if nbytes and nbytes % _UNITS[unit] == 0:
-            return f"{nbytes // _UNITS[unit]}{unit}"
-    return str(nbytes)
 
 
 def sweep(begin: int, end: int, *, factor: int = 2, step: int = 0) -> list[int]:

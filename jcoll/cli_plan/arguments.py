@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import re
-from pathlib import Path
 
 from jcoll.algorithms import registry
-from jcoll.bench import rows, sizes
+from jcoll.bench import sizes
 from jcoll.errors import UsageError, ranges
 from jcoll.plan.builder import Batch
 from jcoll.plan.ir import Plan
@@ -116,15 +114,3 @@ def _size(flag: str, text: str) -> int:
         return sizes.parse_size(text)
     except ValueError as error:
         raise UsageError(f"{flag}: {error}") from None
-
-
-def check_output(flag: str, path: Path, suffixes: tuple[str, ...]) -> None:
-    """A file that cannot be written must be known before the work, not after it."""
-    if path.suffix not in suffixes:
-        given = re.sub(r"^$", "no suffix", path.suffix)
-        raise UsageError(f"{flag} is {path}, with {given}; one of {', '.join(suffixes)} is needed")
-    if not rows.can_write(path):
-        raise UsageError(
-            f"{flag} is {path}, which cannot be written; a file name in an existing, writable "
-            "directory is needed: create the directory, or name another"
-        )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from jcoll.algorithms import authored, registry
 from jcoll.bench import rows
+from jcoll.bench.checks import check_output
 from jcoll.cli_plan import arguments, comparison, proofs
 from jcoll.errors import UsageError
 from jcoll.plan import render
@@ -48,6 +49,7 @@ examples:
   python -m jcoll plan simulate all_reduce -n 256 --topology mine.toml --plot times.svg --json
 
 size: the array of all_reduce, broadcast and reduce; else all blocks together (as in bench).
+hierarchical has the ranks of the nearest domain, as those of one NVSwitch, as its groups.
 Alpha-beta model: docs/topologies.md says what it knows and what not, and the format of files.
 
 topologies:
@@ -171,8 +173,8 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _draw(args: argparse.Namespace) -> int:
-    arguments.check_output("-o/--output", args.output, (".svg",))
+    check_output("-o/--output", args.output, (".svg",))
     plan = arguments.plan(args)
     rows.write_text(args.output, render.as_svg(plan))
-    print(f"{args.output}: {plan.name}")
+    print(f"wrote {args.output}: {plan.name}")
     return 0

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from jcoll.algorithms import registry
+from jcoll.algorithms.hierarchical import hierarchical
 from jcoll.bench import rows
+from jcoll.bench.checks import check_plot
 from jcoll.bench.sizes import format_size
 from jcoll.cli_plan import arguments
 from jcoll.cli_plan.progress import Progress
@@ -42,22 +44,13 @@ class Comparison:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.plot is not None:
-        _check_plot(args.plot)
+    check_plot(args.plot)
     found = _compare(args)
     print(_as_json(found) if args.json else _as_text(found))
     if args.plot is not None:
         draw(found, args.plot)
+        print(f"wrote {args.plot}", file=sys.stderr if args.json else sys.stdout)
     return 0
-
-
-def _check_plot(path: Path) -> None:
-    arguments.check_output("--plot", path, (".png", ".svg", ".pdf"))
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError(
-            f"--plot is {path}, but matplotlib is not installed; it is needed to draw: "
-            "pip install 'jcoll[bench]', or use --json"
-        )
 
 
 def _compare(args: argparse.Namespace) -> Comparison:
@@ -69,7 +62,7 @@ def _compare(args: argparse.Namespace) -> Comparison:
         topology = get(args.topology)
     except (TopologyError, OSError) as error:
         raise UsageError(f"-t/--topology: {error}") from None
-    chosen, left_out = _algorithms(op, num_ranks, args.algorithms)
+    chosen, left_out = _algorithms(op, num_ranks, args.algorithms, topology)
     progress, times = Progress(total=len(chosen)), {}
     for algorithm in chosen:
         progress.starts(f"{algorithm.name} {op} of {num_ranks} ranks")
@@ -79,17 +72,31 @@ def _compare(args: argparse.Namespace) -> Comparison:
 
 
 def _algorithms(
-    op: str, num_ranks: int, names: str | None
+    op: str, num_ranks: int, names: str | None, topology: Topology
 ) -> tuple[list[registry.Algorithm], dict[str, str]]:
     """Those named, which must serve; by default all that serve, and why the others do not."""
-    if names is not None:
+    if names is None:
+        every = registry.all_algorithms(op)
+    else:
         named = dict.fromkeys(name.strip() for name in names.split(","))
-        return [arguments.algorithm(op, name, num_ranks) for name in named], {}
-    every = registry.all_algorithms(op)
-    reasons = {a.name: a.supports(num_ranks) for a in every}
-    return [a for a in every if reasons[a.name] is None], {
-        name: reason for name, reason in reasons.items() if reason is not None
-    }
+        every = [arguments.algorithm(op, name, num_ranks) for name in named]
+    every = [_fitted(a, num_ranks, topology) for a in every]
+    reasons = {a.name: reason for a in every if (reason := a.supports(num_ranks)) is not None}
+    if names is not None and reasons:
+        name, reason = next(iter(reasons.items()))
+        raise UsageError(
+            f"-a/--algorithms has {name!r}, which cannot serve {num_ranks} ranks on "
+            f"{topology.name}: {reason}; leave it out, or change -n/--ranks"
+        )
+    return [a for a in every if a.name not in reasons], reasons
+
+
+def _fitted(a: registry.Algorithm, num_ranks: int, topology: Topology) -> registry.Algorithm:
+    """jcoll's hierarchical with the machine's hosts, where it has several, as its groups."""
+    domain = topology.domain(num_ranks)
+    if a.name != "hierarchical" or not a.is_ours or domain is None:
+        return a
+    return hierarchical(a.op, num_local=cast("int", domain.ranks))
 
 
 def crossovers(sizes: list[int], best: list[str]) -> list[tuple[int, int, str]]:
@@ -117,6 +124,11 @@ def _as_text(found: Comparison) -> str:
         )
         lines.append(f"{format_size(size):>8}  {'  '.join(cells)}")
     lines += ["", *(_span_line(*run) for run in crossovers(found.sizes, best))]
+    domain = found.topology.domain(found.num_ranks)
+    if domain is not None and "hierarchical" in names:
+        lines += [
+            f"hierarchical: in groups of {domain.ranks} ranks, each of one {domain.name} domain"
+        ]
     lines += [f"left out: {name}: {reason}" for name, reason in found.left_out.items()]
     return "\n".join(line.rstrip() for line in lines)
 

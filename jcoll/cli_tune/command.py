@@ -82,8 +82,10 @@ def run(args: argparse.Namespace) -> int:
     found = combined(found)
     if found:
         before = quality(found)
-        rows.write_text(path, _text(old, found))
-        print(f"\n{summary(found)}\n\n{before}\n{len(found)} rows in {path}")
+        kept = table.merged(old, found)
+        rows.write_text(path, _text(kept))
+        wrote = f"wrote {path}: {len(found)} rows measured now, {len(kept) - len(found)} kept"
+        print(f"\n{summary(found)}\n", *filter(None, [before]), wrote, sep="\n")
     if problem:
         kept = "what was measured is kept" if found else "nothing was measured"
         print(f"jcoll tune: {problem}; {kept}", file=sys.stderr)
@@ -156,10 +158,10 @@ def machine() -> str:
     return f"{facts.cpu_model()}, {facts.num_cores()} cores"
 
 
-def _text(old: list[table.Row], found: list[table.Row]) -> str:
+def _text(kept: list[table.Row]) -> str:
     today = datetime.date.today().isoformat()
     more = {"measured": today} | {f"with_{k}": v for k, v in facts.versions().items()}
-    return table.to_text(DEVICE_KIND, machine(), table.merged(old, found), **more)
+    return table.to_text(DEVICE_KIND, machine(), kept, **more)
 
 
 def _measure(todo: list[runs.Run], timeout_s: float, found: list[table.Row]) -> tuple[int, str]:

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     where = PLACEMENTS[request.placement]
     print(f"{args.op} of {size} ({args.dtype}), {request.num_ranks} ranks, {where}, on CPU")
     print(f"{algorithm}: {reason}\n")
-    print("\n".join(candidate_lines(priced(request), algorithm)))
+    print("\n".join(candidate_lines(priced(request), algorithm, args.dtype)))
     return 0
 
 

@@ -10,16 +10,19 @@ from jcoll.tuning.candidates import PLACEMENTS, Request
 from jcoll.tuning.select import select, winner
 from jcoll.tuning.table import Row
 
+_GAINS = "A number behind an algorithm: so many times as fast as direct."
+_XLA = (
+    "(xla): XLA's own would be at least 1.1 times as fast, but auto does not choose it for speed."
+)
+
 
 def summary(rows: Iterable[Row]) -> str:
     """For each op and size the algorithm of the lowest cost, or "direct" if that is close."""
     groups: dict[tuple[str, int], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.placement, row.num_ranks), []).append(row)
-    note = (
-        "times as fast as direct, where it is not direct; (xla) would be 1.1 times as fast or more"
-    )
-    return "\n".join([*(line for key in groups for line in _lines(*key, groups[key])), note])
+    lines = [line for key in groups for line in _lines(*key, groups[key])]
+    return "\n".join([*lines, _GAINS, *([_XLA] if any("(xla)" in line for line in lines) else [])])
 
 
 def quality(rows: Iterable[Row]) -> str:
@@ -29,11 +32,12 @@ def quality(rows: Iterable[Row]) -> str:
         return ""
     middle = statistics.median(excess for excess, _, _ in found)
     worst, row, name = found[-1]
-    where = f"{row.op} {format_size(row.nbytes)}, {row.num_ranks} ranks: {name}"
-    return (
-        f"auto, by the costs before: {middle:.2f} times the best algorithm (median), at most "
-        f"{worst:.2f} ({where}); {sum(item[0] > 1.1 for item in found)} of {len(found)} above 1.10"
-    )
+    where = f"{name} for {row.op} of {format_size(row.nbytes)}, {row.num_ranks} ranks"
+    return f"""\
+What auto would have chosen by the costs before, against the best algorithm measured now:
+  median    {middle:.2f} times its time
+  worst     {worst:.2f} times ({where})
+  over 1.1  in {sum(item[0] > 1.1 for item in found)} of {len(found)} cases"""
 
 
 def _excesses(rows: Iterable[Row]) -> Iterator[tuple[float, Row, str]]:

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from pathlib import Path
 from typing import BinaryIO
 
 _COLORS = (36, 33, 32, 35, 34, 31)
 _MAX_LINE = 1 << 16
+
+# What XLA's gloo writes, piece by piece, each time that ranks have connected: between two pieces
+# there may be some of the process' other devices.
+_GLOO = (
+    rb"\[Gloo\] Rank ",
+    rb" is connected to ",
+    rb" peer ranks\. Expected number of connected peer ranks is : ",
+)
+_CONNECTED = re.compile(rb"%b\d+%b(\d+)%b(\d+)" % _GLOO)
+_MIXED = re.compile(rb"(?:\d*(?:%b|%b|%b)\d*)+" % _GLOO)
 
 
 class Lines:
@@ -31,6 +42,13 @@ class Lines:
         return rest.rstrip(b"\r")
 
 
+def is_noise(line: bytes) -> bool:
+    """Whether gloo says no more than that as many ranks have connected as were expected."""
+    if whole := _CONNECTED.fullmatch(line):
+        return whole[1] == whole[2]
+    return bool(_MIXED.fullmatch(line))
+
+
 def _visible(line: bytes) -> bytes:
     ended = line.endswith(b"\r")
     kept = line.rstrip(b"\r").rpartition(b"\r")[2]
@@ -38,7 +56,7 @@ def _visible(line: bytes) -> bytes:
 
 
 class Output:
-    """Writes lines to stdout and stderr, and to one file per rank."""
+    """Writes lines to stdout and stderr, but for noise, and all to one file per rank."""
 
     def __init__(self, num_ranks: int, log_dir: Path | None) -> None:
         self._sinks = {False: sys.stdout.buffer, True: sys.stderr.buffer}
@@ -60,7 +78,8 @@ class Output:
     def line(self, rank: int, text: bytes, *, is_error: bool) -> None:
         if self._logs:
             self._logs[rank].write(text + b"\n")
-        self.repeat(rank, text, is_error=is_error)
+        if not is_noise(text):
+            self.repeat(rank, text, is_error=is_error)
 
     def repeat(self, rank: int, text: bytes, *, is_error: bool) -> None:
         """A line that is in the log already."""

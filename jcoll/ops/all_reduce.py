@@ -62,7 +62,9 @@ def all_reduce(
 
     Raises:
       AxisError: the axis is not bound. ValueError, TypeError: arguments that do not fit.
-      JaxRuntimeError, when the result is used: a rank did not arrive within timeout_s.
+      jax.errors.JaxRuntimeError, when the result is used: a rank did not arrive within timeout_s,
+        or its process is gone. In a process with one device of several: when the compiled function
+        is called, and once jax calls it by its fast path (it has run before), as ValueError.
 
     Derivative: sum and mean are linear, as `jax.lax.psum` has it; max and min pass the tangents of
     the ranks that attain them, averaged over ties; prod is the product rule; and, or have none.

@@ -52,7 +52,7 @@ def all_to_all_v(
       recv_counts: integers [num_ranks], how many rows of y came from each rank.
       dropped: integers [num_ranks], how many rows from each rank did not fit.
 
-    Raises: as `all_reduce`. JaxRuntimeError, when the result is used, naming the pair of ranks:
+    Raises: as `all_reduce`. JaxRuntimeError or ValueError as there, naming the pair of ranks:
       counts that are negative or exceed x, or (overflow="error") the output. By "xla", between
       hosts and on CUDA a program cannot fail: y is then NaN, or the lowest (unsigned: highest)
       integer.

@@ -49,7 +49,7 @@ def ragged_all_to_all(
     Returns:
       output with the received rows written.
 
-    Raises: as `all_reduce`. JaxRuntimeError, when the result is used, naming the pair of ranks:
+    Raises: as `all_reduce`. JaxRuntimeError or ValueError as there, naming the pair of ranks:
       sizes that are negative, exceed the operand or the output, disagree between sender and
       receiver, or make two ranks write one row. By "xla" a program cannot fail: there such sizes
       give undefined rows.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -82,6 +82,11 @@ class Topology:
     def num_ports(self, num_ranks: int) -> list[int]:
         last = np.array([num_ranks - 1])
         return [int(link.port(last)[0]) + 1 for link in self.links]
+
+    def domain(self, num_ranks: int) -> Link | None:
+        """The nearest links that join several of the ranks, but not all; None: there are none."""
+        sizes = ((link, cast("int", link.ranks)) for link in self.links[:-1])
+        return next((link for link, ranks in sizes if 1 < ranks < num_ranks), None)
 
     def describe(self) -> str:
         """One line: the name, and every link class with its costs."""

@@ -58,7 +58,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Candidate:
-    """us: microseconds, if known; source: "measured ..." or "estimated". obstacle: why not it."""
+    """us: microseconds, if known; source: where from, e.g. "measured, 4 ranks, shipped", "scaled
+    from 4 ranks, own table" or "modelled". obstacle: why not it."""
 
     algorithm: str
     obstacle: str | None = None

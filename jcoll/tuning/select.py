@@ -3,7 +3,7 @@
 The rules, in order:
   1. Where jcoll's runtime cannot serve, XLA's collectives do, for the reason that it gives.
   2. Costs are those of the first table that has "direct" for the op and the placement: the user's
-     own, then the shipped one. Without any, all are estimated: measured and estimated numbers are
+     own, then the shipped one. Without any, all are modelled: measured and modelled numbers are
      not compared with each other. (A table as a whole may be estimated, and then says so.)
   3. "direct", unless the cheapest costs at least MARGIN less. Of equals, the first registered.
   4. "xla" is not chosen for its speed: it has no deadline, no error that names a rank, no metrics,
@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jcoll.algorithms import registry
+from jcoll.sizes import format_size
 from jcoll.tuning import cost_model, table
 from jcoll.tuning.candidates import (
     HOSTS,
@@ -33,6 +34,9 @@ from jcoll.tuning.candidates import (
 
 MARGIN = 0.1
 """Measurements are not better than that; and who is not clearly faster shall not change bits."""
+
+MODELLED = "modelled"
+"""Of costs that are in no table: tuning/cost_model.py."""
 
 FAR = 1.6
 """A number of ranks so many times that of the measurement has costs of its own."""
@@ -70,8 +74,8 @@ def select(request: Request) -> Choice:
     if len(ours) == 1:
         return Choice(ours[0], _why_only(request), request)
     known, source = _tabled(request)
-    us = _among(ours, known) or _estimated(request, ours)
-    source = source.partition(",")[0] or "estimated"
+    us = _among(ours, known) or _modelled(request, ours)
+    source = source.partition(",")[0] or MODELLED
     name = winner(us)
     return Choice(name, _why(name, us, source), request)
 
@@ -93,8 +97,8 @@ def priced(request: Request) -> tuple[Candidate, ...]:
     known, source = _tabled(request)
     found = [_priced(request, c, known, source) for c in candidates(request)]
 
-    def place(c: Candidate) -> tuple[bool, bool, float]:
-        return c.obstacle is not None, c.source != source, float("inf") if c.us is None else c.us
+    def place(c: Candidate) -> tuple[bool, bool, bool, float]:
+        return c.obstacle is not None, c.us is None, c.source != source, c.us or 0.0
 
     return tuple(sorted(found, key=place))
 
@@ -105,7 +109,7 @@ def _priced(request: Request, c: Candidate, known: Mapping[str, float], source: 
     if c.algorithm in known:
         return Candidate(c.algorithm, us=known[c.algorithm], source=source)
     us = _estimate(request, c.algorithm, request.num_ranks)
-    return Candidate(c.algorithm, us=us, source="estimated" if us is not None else "")
+    return Candidate(c.algorithm, us=us, source=MODELLED if us is not None else "")
 
 
 def _tabled(request: Request) -> tuple[Mapping[str, float], str]:
@@ -115,12 +119,26 @@ def _tabled(request: Request) -> tuple[Mapping[str, float], str]:
         found = t.find(request.placement, request.op, request.num_ranks, nbytes)
         if found is not None and "direct" in found.us:
             whose = "shipped" if t is table.shipped(request.device_kind) else "own table"
-            source = f"{t.source}, {found.num_ranks} ranks, {whose}"
-            ratio = request.num_ranks / found.num_ranks
-            if 1 / FAR < ratio < FAR:
-                return found.us, source
-            return _scaled(request, found), f"{source}, scaled by the model"
+            source = f"{_origin(t.source, request, found)}, {whose}"
+            us = _scaled(request, found) if _is_far(request, found) else found.us
+            return us, source
     return {}, ""
+
+
+def _is_far(request: Request, found: table.Found) -> bool:
+    return not 1 / FAR < request.num_ranks / found.num_ranks < FAR
+
+
+def _origin(source: str, request: Request, found: table.Found) -> str:
+    """measured, 4 ranks; measured at 4 ranks, if 5 are asked for; scaled from 4 ranks, if 8 are."""
+    ranks = f"{found.num_ranks} ranks"
+    other = [] if request.num_ranks == found.num_ranks else [ranks]
+    if not found.smallest <= max(1, request.nbytes) <= found.largest:
+        other.append(format_size(min(found.largest, max(found.smallest, request.nbytes))))
+    if _is_far(request, found) or request.nbytes > found.largest:
+        prefix = "" if source == table.MEASURED else f"{source}, "
+        return f"{prefix}scaled from {' and '.join(other)}"
+    return f"{source} at {' and '.join(other)}" if other else f"{source}, {ranks}"
 
 
 def _scaled(request: Request, found: table.Found) -> dict[str, float]:
@@ -142,7 +160,7 @@ def _among(names: list[str], us: Mapping[str, float]) -> dict[str, float]:
     return {name: us[name] for name in names if name in us}
 
 
-def _estimated(request: Request, names: list[str]) -> dict[str, float]:
+def _modelled(request: Request, names: list[str]) -> dict[str, float]:
     costs = {name: _estimate(request, name, request.num_ranks) for name in names}
     known = {name: us for name, us in costs.items() if us is not None}
     return known or {names[0]: 0.0}

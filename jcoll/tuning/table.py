@@ -31,6 +31,9 @@ from jcoll.tuning.candidates import PLACEMENTS
 FORMAT = "jcoll-tuning"
 VERSION = 1
 MEASURED, ESTIMATED = "measured", "estimated"
+
+DTYPE = "float32"
+"""What costs are of: other dtypes are taken to cost what as many bytes of it do."""
 SHIPPED = Path(__file__).with_name("tables")
 
 MAX_RANKS = 1 << 20
@@ -60,10 +63,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Found:
-    """Costs of a size, and for how many ranks they were measured."""
+    """Costs of a size, for how many ranks they were measured, and between which sizes."""
 
     us: Mapping[str, float]
     num_ranks: int
+    smallest: int
+    largest: int
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,9 @@ class Table:
             return None
         nearest = min(by_ranks, key=lambda n: (abs(math.log(n / num_ranks)), n))
         curves = by_ranks[nearest]
-        return Found({name: _at(curve, nbytes) for name, curve in curves.items()}, nearest)
+        us = {name: _at(curve, nbytes) for name, curve in curves.items()}
+        sizes = [size for curve in curves.values() for size, _ in curve]
+        return Found(us, nearest, min(sizes), max(sizes))
 
 
 def _at(curve: list[Point], nbytes: int) -> float:

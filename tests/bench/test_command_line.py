@@ -151,6 +151,13 @@ BAD = [
     (["gather", "--chain", "2"], "--chain is given with gather"),
     (["all_reduce", "--json", "/no/such/folder/f.json"], "cannot be written"),
     (["all_reduce", "--json", "/proc/f.json"], "cannot be written"),
+    (["all_reduce", "--plot", "f.bmp"], "--plot is f.bmp, with .bmp; one of .png, .svg, .pdf"),
+    (
+        ["all_reduce", "--algorithm", "rnig"],
+        "--algorithm is 'rnig'; of all_reduce needed is one of",
+    ),
+    (["all_to_all", "--algorithm", "tree"], "--algorithm is 'tree'; of all_to_all needed is one"),
+    (["all_reduce", "-d", "int4"], "'int4' has 4 bits"),
 ]
 
 

@@ -19,6 +19,7 @@ def bench(tmp_path, *argv: str) -> tuple[list[dict], str]:
     command = [sys.executable, "-m", "jcoll", "bench", *argv, *QUICK, "--json", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith(f"\nwrote {path}\n")
     return json.loads(path.read_text()), done.stdout
 
 

@@ -139,7 +139,7 @@ def test_a_report_is_json_whatever_the_loss(tmp_path):
 def test_picture_has_every_kind_and_the_number_of_places_left_out(tmp_path, monkeypatch):
     drawn = {}
 
-    def keep(axes, title, x, y):
+    def keep(axes, title, *labels):
         drawn[title] = [bar.get_width() for bar in axes.patches if bar.get_width()]
 
     monkeypatch.setattr(plots, "_dress", keep)
@@ -149,6 +149,19 @@ def test_picture_has_every_kind_and_the_number_of_places_left_out(tmp_path, monk
     assert kinds[:2] == pytest.approx([100, 100])  # Of 20 calls that take 10 ms a step.
     (places,) = [title for title in drawn if "by place" in title]
     assert "6 more, 60.0 ms a step together" in places
+
+
+def test_legends_cover_no_curve(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(plots.plt, "close", figures.append)
+    runs = {"jcoll": run_report(4), "lax": run_report(0)}
+    plots.plot_runs(str(tmp_path / "x.png"), runs, run_report(9))
+    (figure,) = figures
+    legends = [axes.get_legend() for axes in figure.get_axes() if axes.get_legend()]
+    assert len(legends) == 4
+    for legend in legends:
+        box = legend.get_window_extent()
+        assert not any(box.overlaps(axes.get_window_extent()) for axes in figure.get_axes())
 
 
 def falling(count=100, factor=1.0):

@@ -1,6 +1,7 @@
 """train_gpt.py and demo.py as a user runs them, with few and small steps."""
 
 import functools
+import importlib.util
 import json
 import math
 import re
@@ -138,7 +139,9 @@ def refused(capsys, *flags):
     with pytest.raises(SystemExit) as stopped:
         example_programs.load("train_gpt").main(list(flags))
     assert stopped.value.code == 2
-    return capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert message.startswith("train_gpt.py: error: ")
+    return message
 
 
 @pytest.mark.parametrize(
@@ -196,6 +199,36 @@ def test_demo_ends_with_a_leg_that_fails(tmp_path):
         demo.run_leg(tmp_path, "lax", "--steps", "0")
 
 
+def test_demo_is_no_program_for_launch(monkeypatch, capsys):
+    monkeypatch.setenv("JAX_PROCESS_ID", "1")
+    with pytest.raises(SystemExit) as stopped:
+        example_programs.load("demo").main(["--quick"])
+    assert stopped.value.code == 2
+    assert "Run it alone" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--resume", "nowhere"], ["--resume nowhere: ", "there is no checkpoint"]),
+        (["--lr", "1e30", "--clip", "0", "--check-finite"], ["in step 2: ", "['embedding']"]),
+    ],
+    ids=["resume", "check-finite"],
+)
+def test_what_is_no_bug_ends_without_a_traceback(flags, words, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        example_programs.run_here("train_gpt", *TINY, "--steps", "9", *flags)
+    assert stopped.value.code == 1
+    message = capsys.readouterr().err
+    for word in ["train_gpt.py: ", *words]:
+        assert word in message
+
+
+def test_what_is_not_installed(monkeypatch, capsys):
+    monkeypatch.setattr(importlib.util, "find_spec", {"rich": "there"}.get)
+    assert "optax needed, and not installed. Run pip install" in refused(capsys, "--steps=1")
+
+
 def test_seconds_under_launch(monkeypatch, capsys):
     """Where jax.distributed has started already: each process would stop at another step."""
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
@@ -208,6 +241,15 @@ def test_all_reduce_example():
     assert "[[ 84.  92. 100.]]" in output
     assert re.search(r"1 all_reduce of 12 bytes by 8 ranks, called at \S*all_reduce.py:", output)
     assert len(program.read_text().splitlines()) < 80
+
+
+@pytest.mark.parametrize("name", ["all_reduce.py", "own_algorithm.py"])
+def test_flags_of_the_small_examples(name):
+    program = example_programs.EXAMPLES / name
+    assert f"python examples/{name}" in example_programs.run(program, "--help")
+    done = example_programs.start(program, "--no-such-flag")
+    assert done.returncode == 2
+    assert "--no-such-flag" in done.stderr
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """train_moe.py: train_gpt.py with experts. That it is right is in test_meshes.py."""
 
 import json
+import re
 
 import example_programs
 import pytest
@@ -48,3 +49,6 @@ def test_two_processes_train_like_one(tmp_path):
 def test_help_names_the_program():
     help_text = example_programs.run(EXAMPLE, "--help")
     assert help_text.startswith("usage: train_moe.py")
+    assert "mixture-of-experts" in help_text
+    assert "examples/train_moe.py" in help_text and "examples/train_gpt.py" not in help_text
+    assert re.search(r"--experts N +of a layer \[16\]", help_text)

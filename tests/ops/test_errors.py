@@ -461,16 +461,20 @@ def test_environment() -> None:
         ("JCOLL_TIMEOUT", "-1"),
         ("JCOLL_ISA", "sse9"),
         ("JCOLL_SHM_SIZE", "1" + 30 * "0"),
+        ("JCOLL_SHM_SIZE", "0"),
         ("JCOLL_PEER_READS", "1" + 30 * "0"),
     ]:
         with pytest.raises(ValueError, match=name):
             Config.from_environment({name: value})
     assert Config.from_environment({"JCOLL_NUM_THREADS": "9999"}).num_threads == MAX_THREADS
+    sizes = Config.from_environment({"JCOLL_SHM_SIZE": "64M", "JCOLL_PEER_READS": "4KiB"})
+    assert (sizes.shm_nbytes, sizes.peer_reads) == (64 << 20, 4096)
+    assert Config.from_environment({"JCOLL_PEER_READS": "0"}).peer_reads == 0
 
 
 @pytest.mark.parametrize("name", ["JCOLL_SHM_SIZE", "JCOLL_PEER_READS", "JCOLL_TIMEOUT"])
 def test_what_an_environment_error_proposes_is_accepted(name) -> None:
     with pytest.raises(ValueError, match=r"Set it to one, e\.g\. ") as error:
-        Config.from_environment({name: "256M"})
+        Config.from_environment({name: "256X"})
     proposed = str(error.value).partition(f"e.g. {name}=")[2].partition(",")[0]
     assert Config.from_environment({name: proposed}) == Config()

@@ -12,7 +12,7 @@ from jcoll.algorithms import registry
 from jcoll.plan.ops import OPS
 from jcoll.tuning import cost_model
 from jcoll.tuning.candidates import HOSTS, NOWHERE, PROCESS, PROCESSES, Request
-from jcoll.tuning.select import priced, select, winner
+from jcoll.tuning.select import MODELLED, priced, select, winner
 from jcoll.tuning.table import Row
 
 
@@ -71,7 +71,7 @@ def test_estimates_where_nothing_is_measured(use):
     use()
     large = Request("all_reduce", (4,), 4 << 20, PROCESSES)
     assert select(large).algorithm == "two_shot"
-    assert select(large).reason.endswith("estimated")
+    assert select(large).reason.endswith("modelled")
     for op in OPS:
         for num_ranks in (2, 3, 8, 1000):
             assert select(Request(op, (num_ranks,), 1 << 20)).algorithm != "xla"
@@ -114,24 +114,49 @@ def test_many_more_ranks_than_measured(use):
     }
     assert chosen == {4: "direct", 6: "direct", 8: "two_shot", 64: "two_shot"}
     best, *_, xla = priced(Request("all_reduce", (8,), 4 << 20, PROCESSES))
-    assert (best.algorithm, best.source) == (
-        *("two_shot", "measured, 4 ranks, shipped, scaled by the model"),
-    )
+    assert (best.algorithm, best.source) == (*("two_shot", "scaled from 4 ranks, shipped"),)
     assert (xla.algorithm, xla.us) == ("xla", None)
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "nbytes", "source"),
+    [
+        (4, 1024, "measured, 4 ranks"),
+        (4, 2000, "measured, 4 ranks"),  # Between the sizes.
+        (5, 4096, "measured at 4 ranks"),
+        (4, 100, "measured at 1K"),
+        (4, 0, "measured at 1K"),
+        (3, 1, "measured at 4 ranks and 1K"),
+        (8, 4096, "scaled from 4 ranks"),
+        (2, 1024, "scaled from 4 ranks"),
+        (4, 8192, "scaled from 4K"),
+        (5, 8192, "scaled from 4 ranks and 4K"),
+        (64, 8192, "scaled from 4 ranks and 4K"),
+    ],
+)
+def test_where_costs_are_from(use, num_ranks, nbytes, source):
+    use([row({"direct": 9.0, "ring": 1.0}, size) for size in (1024, 4096)])
+    request = Request("all_reduce", (num_ranks,), nbytes)
+    by_name = {c.algorithm: c for c in priced(request)}
+    assert by_name["direct"].source == f"{source}, shipped"
+    assert by_name["tree"].source in ("modelled", "")
+    assert select(request).reason.endswith(f", {source.partition(',')[0]}")
 
 
 def test_candidates_in_order(use):
     use([row({"direct": 10.0, "ring": 5.0, "xla": 7.0})])
     found = priced(Request("all_reduce", (5,), 1024))
     assert [c.algorithm for c in found[:3]] == ["ring", "xla", "direct"]
-    assert found[0].source == "measured, 4 ranks, shipped"
+    assert found[0].source == "measured at 4 ranks, shipped"
     assert [c.obstacle is None for c in found] == sorted(
         (c.obstacle is None for c in found), reverse=True
     ), "the unable last"
     by_name = {c.algorithm: c for c in found}
-    assert by_name["tree"].source == "estimated"
+    assert by_name["tree"].source == "modelled"
     assert by_name["tree"].us is not None
     assert by_name["hierarchical"].us is None
+    use()
+    assert priced(REQUEST)[-1].algorithm == "xla", "of unknown cost"
 
 
 def test_a_new_algorithm_is_a_candidate_at_once(use):
@@ -196,7 +221,7 @@ def test_shipped_costs_are_no_worse_than_the_fixed_rule(op, num_ranks, placement
     """Which was: direct; between processes two_shot for all_reduce of more than 16 KiB."""
     for bits in range(10, 25):
         request = Request(op, (num_ranks,), 1 << bits, placement)
-        us = {c.algorithm: c.us for c in priced(request) if c.us and "measured" in c.source}
+        us = {c.algorithm: c.us for c in priced(request) if c.us and c.source != MODELLED}
         two = op == "all_reduce" and placement == PROCESSES and request.nbytes > TODAY
         assert us[select(request).algorithm] <= us["two_shot" if two else "direct"] * 1.12
         ours = [cost for name, cost in us.items() if name != "xla"]
