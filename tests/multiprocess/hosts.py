@@ -80,8 +80,12 @@ def check_rounding(mesh, dtype, large, step):
         "scattered mean": lambda v: jcoll.reduce_scatter(
             v, "x", op="mean", scatter_dimension=1, tiled=True
         ),
+        "scattered max": lambda v: jcoll.reduce_scatter(
+            v, "x", op="max", scatter_dimension=1, tiled=True
+        ),
     }
     expected = {name: numbers.sum() / (n if "mean" in name else 1) for name in fns}
+    expected["scattered max"] = numbers.max()
     outs = spmd(lambda v: {k: f(v) for k, f in fns.items()}, mesh)(put(mesh, x.astype(dtype)))
     rounded = {name: np.asarray(v, dtype) for name, v in expected.items()}
     return {
