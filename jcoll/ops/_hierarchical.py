@@ -19,7 +19,8 @@ cross while the next is reduced inside. What is on one stream goes one after the
 
 Sums and products of narrow floats are float32 from the first addition to the last, and rounded
 once, as the ops promise: M counts 4 bytes for each. What a max or min passes on is one of the
-values.
+values. Of floats, all are moved on the rail and then reduced ((K-1) M/G for all_reduce), since gloo
+and NCCL lose NaN.
 
 These are CollectiveSpec.hierarchical of the ops.
 
@@ -38,7 +39,7 @@ from jcoll.algorithms.hierarchical import HIERARCHICAL_OPS
 from jcoll.comm.group import Groups
 from jcoll.comm.mesh import Call
 from jcoll.ops import _primitive
-from jcoll.ops._reductions import accumulation_dtype
+from jcoll.ops._reductions import accumulation_dtype, reduce_stacked
 from jcoll.tuning.candidates import NO_LEVELS, ON_HOSTS
 
 MIN_PIECE_NBYTES = 1 << 20
@@ -137,7 +138,7 @@ def all_reduce(x: Any, *, call: Call, levels: Split, op: str) -> list[Any]:
 def _reduce_piece(piece: Any, call: Call, levels: Split, op: str) -> Any:
     step = _step(op)
     part = inside("reduce_scatter", _widened(piece, op), call=call, levels=levels, op=step)
-    part = across("all_reduce", part, call=call, levels=levels, op=step)
+    part = _reduced("all_reduce", part, step, call, levels)
     part = _finished(part, op, call, piece.dtype)
     return inside("all_gather", part, call=call, levels=levels).reshape(-1)
 
@@ -147,8 +148,16 @@ def reduce_scatter(x: Any, *, call: Call, levels: Split, op: str) -> list[Any]:
     by_index = jnp.swapaxes(x.reshape(num_hosts, num_local, *x.shape[1:]), 0, 1)
     wide = _widened(by_index, op)
     part = inside("reduce_scatter", wide, call=call, levels=levels, op=step)  # [hosts, ...]
-    total = across("reduce_scatter", part, call=call, levels=levels, op=step)
+    total = _reduced("reduce_scatter", part, step, call, levels)
     return [_finished(total, op, call, x.dtype)]
+
+
+def _reduced(name: str, x: Any, op: str, call: Call, levels: Split) -> Any:
+    """all_reduce or reduce_scatter on the rails."""
+    if op in ("max", "min") and jnp.issubdtype(x.dtype, jnp.floating):
+        moves = "all_gather" if name == "all_reduce" else "all_to_all"
+        return reduce_stacked(jnp, across(moves, x, call=call, levels=levels), op)
+    return across(name, x, call=call, levels=levels, op=op)
 
 
 def _step(op: str) -> str:

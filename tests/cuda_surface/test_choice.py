@@ -224,8 +224,16 @@ TWO_LEVELS: dict[str, tuple[Any, list[tuple[str, str, Any]]]] = {
         ],
     ),
     "reduce_scatter": (
-        lambda x: jcoll.reduce_scatter(x, "x", op="max"),
+        lambda x: jcoll.reduce_scatter(x, "x"),
         [("reduce_scatter", "direct", HOSTS), ("reduce_scatter", "nccl", RAILS)],
+    ),
+    "max": (
+        partial(all_reduce, op="max"),
+        [
+            ("reduce_scatter", "direct", HOSTS),
+            ("all_gather", "nccl", RAILS),  # NCCL's max loses NaN.
+            ("all_gather", "direct", HOSTS),
+        ],
     ),
     "all_gather": (
         lambda x: jcoll.all_gather(x, "x"),
@@ -256,7 +264,7 @@ def two_domains(available, monkeypatch):
 def test_two_levels(two_domains, op) -> None:
     """Kernels inside an NVLink domain, NCCL's functions across, and nothing of XLA's."""
     body, expected = TWO_LEVELS[op]
-    shape = (N, 4) if op in ("all_reduce", "all_gather") else (N * N, 2 << 18)
+    shape = (N, 4) if op in ("all_reduce", "max", "all_gather") else (N * N, 2 << 18)
     row, *parts = decided(body, shape=shape)
     assert (row.algorithm, row.reason) == ("hierarchical", "its ranks are on several hosts")
     assert {part.algorithm for part in parts} == {"direct", "nccl"}
