@@ -7,6 +7,7 @@ attributes and operands, as the CUDA runtime will.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,7 +19,7 @@ from jaxlib.mlir import ir
 
 from jcoll import _compat
 from jcoll.ops import SPECS, _cuda, _lowering
-from jcoll.runtime import cuda
+from jcoll.runtime import cuda, world
 
 ATTRIBUTES = {
     "op": str,
@@ -37,6 +38,7 @@ ATTRIBUTES = {
     "communication_id": int,
 }
 """Of every call, with their types."""
+XLA_COLLECTIVE = re.compile(r"stablehlo\.(?:all_|reduce_scatter|collective_)\w*")
 ROW_ATTRIBUTES = ("row_nbytes", "updates_per_rank", "input_rows", "output_rows")
 
 
@@ -66,6 +68,20 @@ def _operations(operation: Any) -> Iterator[Any]:
 
 def _value(attribute: Any) -> Any:
     return list(attribute) if isinstance(attribute, ir.DenseIntElementsAttr) else attribute.value
+
+
+def two_nvlink_domains(monkeypatch: Any, num_devices: int) -> None:
+    """From here on half of the devices are in one NVLink domain, the others in another."""
+    half = num_devices // 2
+    where = world.Placement(host_of=(0,) * half + (1,) * half)
+
+    def placement(mesh: Any, axes: Any, axis_size: int, group_of: Any) -> world.Placement:
+        del mesh, axes
+        domain_of = np.asarray(where.host_of)
+        groups = world.by_group(domain_of, axis_size, group_of)
+        return world.Placement() if all(len(set(g)) == 1 for g in groups) else where
+
+    monkeypatch.setattr(cuda, "placement", placement)
 
 
 def stand_in(monkeypatch: Any) -> None:

@@ -67,6 +67,8 @@ struct CallSite {
   int64_t output_nbytes() const;
   // Nothing moves, and nobody waits: no rank does anything.
   bool is_empty() const;
+  // By NCCL's function and nothing else, so that ranks need not reach each other's memory.
+  bool is_by_nccl() const { return algorithm == "nccl"; }
 
   // For a kernel; who takes part, and where the buffers are, is to be filled in.
   Call ToCall() const;

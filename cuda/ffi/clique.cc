@@ -108,6 +108,10 @@ std::optional<Failure> Clique::Join(const CallSite& site) {
     has_joined_ = true;
     join_failure_ = JoinOnce(site);
   }
+  if (!join_failure_ && !site.is_by_nccl() && !has_looked_for_peers_) {
+    has_looked_for_peers_ = true;
+    if (offer_.no_kernels.empty()) join_failure_ = FindPeers(site.timeout_seconds());
+  }
   return join_failure_;
 }
 
@@ -131,8 +135,7 @@ std::optional<Failure> Clique::JoinOnce(const CallSite& site) {
     std::lock_guard<std::mutex> lock(mu_);  // Fault looks at it, from any thread.
     on_host_ = static_cast<OnHost*>(host);
   }
-  if (auto bad = Meet(communicator_->api(), timeout_s)) return bad;
-  return offer_.no_kernels.empty() ? FindPeers(timeout_s) : std::nullopt;
+  return Meet(communicator_->api(), timeout_s);
 }
 
 // Fills in offer_ by what the ranks tell of themselves.

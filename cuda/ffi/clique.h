@@ -36,7 +36,9 @@ class Clique {
   Clique(int device, nccl::Comm* comm) : device_(device), comm_(comm) {}
 
   // Collective, when it is first called: finds out who the ranks are and what they can do together.
-  // Later calls return the same, as a rank that tried again would be alone.
+  // Later calls return the same, as a rank that tried again would be alone. Whether they reach each
+  // other's memory is found out for the first site that could use it: NCCL alone needs no window,
+  // and between nodes one is better not asked for.
   std::optional<Failure> Join(const CallSite& site);
   // Whether it has come as far as to own something.
   bool HasOpened();
@@ -46,7 +48,7 @@ class Clique {
   // tries then, alone until its deadline where only this rank had failed.
   bool IsCurrent();
 
-  // From here on: after Join succeeded.
+  // From here on: after Join succeeded. The offer is complete if not all sites were by NCCL.
   const Offer& offer() const { return offer_; }
   const Communicator& communicator() const { return *communicator_; }
   int rank() const { return communicator_->rank(); }
@@ -107,7 +109,7 @@ class Clique {
   nccl::Comm* const comm_;
 
   std::mutex together_mu_;  // Held while ranks wait for each other; hence not the one below.
-  bool has_joined_ = false;
+  bool has_joined_ = false, has_looked_for_peers_ = false;
   std::optional<Failure> join_failure_;
   std::unique_ptr<Communicator> communicator_;
   Offer offer_;

@@ -8,7 +8,8 @@
 //                                ragged_all_to_all, broadcast, barrier; by plans also
 //                                reduce, gather, scatter
 //     algorithm         str      "direct": what serves best here; "one_shot", "two_shot",
-//                                "multimem": that kernel or an error; else a plan's name
+//                                "multimem": that kernel or an error; "nccl": NCCL's
+//                                function; else a plan's name
 //     plan_op           str      the op that the plan is for; "" if the algorithm is not a plan
 //     axis, call_site, signature  str, for people
 //     dtype             str      numpy's name

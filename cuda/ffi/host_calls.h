@@ -1,6 +1,6 @@
-// Collectives by NCCL's own functions, on the stream of the call: where our kernels do not serve
-// it, as where ranks do not reach each other's memory. NCCL waits for ranks without a deadline (see
-// host_watch.h).
+// Collectives by NCCL's own functions, on the stream of the call: where they are asked for, as
+// between NVLink domains, and where our kernels do not serve. NCCL waits for ranks without a
+// deadline (see host_watch.h).
 #pragma once
 
 #include <optional>

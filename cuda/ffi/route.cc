@@ -150,10 +150,22 @@ bool NeedsStaging(const CallSite& site, const std::string& no_windows) {
   return site.op != Op::kBarrier && !no_windows.empty();
 }
 
+std::variant<Route, Failure> ByNccl(const CallSite& site) {
+  if (const auto refusal = HostCallsRefusal(site)) {
+    return site.Error("algorithm 'nccl' cannot serve this call: " + *refusal + ".",
+                      "Use algorithm=\"xla\".");
+  }
+  if (const std::string caveat = HostCallsCaveat(site); !caveat.empty()) {
+    LogOnce("jcoll." + site.op_name + " is done by NCCL. Mind that " + caveat);
+  }
+  return Route{Path::kHostCalls};
+}
+
 }  // namespace
 
 std::variant<Route, Failure> ChooseRoute(const CallSite& site, const Offer& offer,
                                          const std::string& no_windows) {
+  if (site.is_by_nccl()) return ByNccl(site);
   const auto kernel = ChooseKernel(site, offer);
   std::string reason;
   if (const auto* why = std::get_if<std::string>(&kernel)) {

@@ -63,7 +63,7 @@ std::optional<Failure> Stages::Prepare(Collectives& xla, int device, const Buffe
   if (auto failure = site_.CheckBuffers(buffers)) return failure;
   if (site_.is_empty()) return std::nullopt;
   if (auto failure = xla.RequestCommunicator()) return failure;
-  if (site_.op == Op::kBarrier) return std::nullopt;
+  if (site_.op == Op::kBarrier || site_.is_by_nccl()) return std::nullopt;
   OfDevice kept = Find(device);
   const bool wants_windows =
       kept.agreement == nullptr || kept.agreement->route.path == Path::kUserBuffers;
@@ -99,6 +99,7 @@ Stages::Windows Stages::CanAsk(Collectives& xla, int device, const Buffers& buff
 }
 
 Stages::Windows Stages::FindWindows(Collectives& xla, int device, const Buffers& buffers) {
+  if (site_.is_by_nccl()) return {};  // What it needs none for, it says nothing about.
   Windows windows = CanAsk(xla, device, buffers);
   if (!windows.missing.empty() || site_.op == Op::kBarrier) return windows;
   const auto find = [&](const BufferView& view, int64_t* place) {

@@ -1,4 +1,4 @@
-"""What is a kernel of the CUDA runtime (cuda/kernels) instead of a plan. No jax."""
+"""What the CUDA runtime does without a plan: by its kernels (cuda/kernels), by NCCL. No jax."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ BY_OP: dict[str, tuple[str, ...]] = {
 """The algorithms that kernels follow, by op. "direct": the kernel that the runtime thinks best for
 the size. The other ops are made of these, see jcoll/ops/_cuda.py."""
 
-ONLY_ON_CUDA = ("multimem",)
+BY_NCCL = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "barrier")
+"""The ops that have the algorithm "nccl": NCCL's own function, called by the CUDA runtime on XLA's
+stream, and watched. It needs no memory that ranks reach of each other, so it serves across NVLink
+domains too."""
+
+ONLY_ON_CUDA = ("multimem", "nccl")
 """Algorithms that are no plans, so that no other platform has them: multimem has the NVLink switch
 add what it fetches from all ranks."""
 
@@ -23,4 +28,5 @@ MAX_RANKS = 72
 
 
 def only_on_cuda(op: str) -> list[str]:
-    return [name for name in BY_OP.get(op, ()) if name in ONLY_ON_CUDA]
+    kernels = [name for name in BY_OP.get(op, ()) if name in ONLY_ON_CUDA]
+    return [*kernels, "nccl"] if op in BY_NCCL else kernels

@@ -18,6 +18,9 @@ from jcoll.ops._motion import Motion
 from jcoll.runtime import native, world
 from jcoll.tuning.candidates import Request
 
+ACROSS = "xla"
+"""The algorithm of what crosses between hosts: XLA's collectives, which are gloo's."""
+
 
 def obstacle(mesh: Any, call: Call, avals: Any, reduce_op: str | None) -> str | None:
     """Why the runtime cannot serve a call, whatever the algorithm; it serves all."""

@@ -1,7 +1,7 @@
 """The CUDA runtime: what it serves, and its custom call.
 
-A kernel, or the interpreter of plans, does an op in one custom call. An op that has neither is made
-of those that have: reduce of all_reduce, all_to_all_v of all_gather (the counts) and
+A kernel, the interpreter of plans or NCCL does an op in one custom call. An op that has none of
+them is made of those that have: reduce of all_reduce, all_to_all_v of all_gather (the counts) and
 ragged_all_to_all (CollectiveSpec.composed); gather, scatter and ppermute, which copy blocks, of
 ragged_all_to_all with blocks as rows, which reads no more than they need.
 
@@ -34,6 +34,10 @@ COMMUNICATION_ID = 2
 """Of XLA's communicators, the ones that are ours: 0 and 1 are XLA's own. One for all calls, which
 share signal pads: two at once on a device would be wrong. XLA runs them on one stream in an order
 that is the same on all ranks, unless it is told otherwise: docs/gpu.md names the flags."""
+
+ACROSS = "nccl"
+"""The algorithm of what crosses between NVLink domains: NCCL's functions, called by the runtime on
+the stream of its kernels, so that they have its deadline and its errors."""
 
 _REDUCED_FP8 = (jnp.float8_e4m3fn, jnp.float8_e5m2)
 """8-bit floats that the kernels reduce themselves: in float32, rounded once."""
@@ -77,6 +81,8 @@ def _switch_reduces(dtype: Any, reduce_op: str | None) -> bool:
 
 def placement(mesh: Any, call: Call) -> world.Placement:
     """Where the call's ranks are."""
+    if call.algorithm == "nccl":  # Which reaches them wherever they are.
+        return world.Placement()
     group_of, _ = call.groups.tables()
     found = cuda.placement(mesh, call.axes, call.groups.axis_size, group_of)
     if found.host_of is None and call.num_ranks > kernels.MAX_RANKS:
@@ -196,8 +202,7 @@ def _run_alone(spec: Any, ctx: Any, *arrays: Any, call: Call, **static: Any) -> 
     if given.dtype == jnp.bool_ and "op" in static:
         arrays = (arrays[0].astype(jnp.uint8),)
         static["op"] = _BOOLS_AS[static["op"]]
-    fp8 = () if is_plan(call) else _REDUCED_FP8
-    wire = [to_wire(x, static.get("op"), reduces=fp8) for x in arrays]
+    wire = [_to_wire(x, call, static.get("op")) for x in arrays]
     avals = [jax.typeof(x) for x in wire]
     ((shape, dtype),) = spec.shapes(avals, call, **static)
     motion = spec.motion(avals, call, **static)
@@ -210,6 +215,16 @@ def _run_alone(spec: Any, ctx: Any, *arrays: Any, call: Call, **static: Any) -> 
         + _call_attributes(call, given, static.get("root", -1)),
     )
     return [y if y.dtype == out_dtype else y.astype(out_dtype)]
+
+
+def _to_wire(x: Any, call: Call, reduce_op: str | None) -> Any:
+    """The array in a type that whoever does the call takes."""
+    is_kernel = call.algorithm != "nccl" and not is_plan(call)
+    x = to_wire(x, reduce_op, reduces=_REDUCED_FP8 if is_kernel else ())
+    if call.algorithm != "nccl" or reduce_op is None or x.dtype not in (jnp.int16, jnp.uint16):
+        return x
+    # NCCL has no integers of 16 bits. The lowest 16 of a result in 32 are the result in 16.
+    return x.astype(jnp.int32 if x.dtype == jnp.int16 else jnp.uint32)
 
 
 def _call_attributes(call: Call, given: Any, root: int) -> tuple[tuple[str, Any], ...]:

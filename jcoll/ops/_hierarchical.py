@@ -1,4 +1,4 @@
-"""Collectives of ranks on several hosts: jcoll inside each host, XLA's collectives across.
+"""Collectives of ranks on several hosts: jcoll inside each host, a network's library across.
 
 K hosts of G ranks each; rank = host * G + index in the host. Ranks of one index on all hosts form a
 *rail*. With M bytes per rank, what crosses between hosts:
@@ -10,12 +10,17 @@ K hosts of G ranks each; rank = host * G + index in the host. Ranks of one index
     all_to_all_v    in _hierarchical_rows.py
 
 instead of G times as much for the first two where every rank crosses with all of its data (M: the
-array; for all_gather one rank's part, which cannot cross less often). all_reduce is cut into pieces
-that depend on nothing of each other: XLA has one piece cross while the next is reduced inside.
+array; for all_gather one rank's part, which cannot cross less often).
+
+Across, the runtime says by which algorithm (Split.across): on CPU by XLA's collectives, which are
+gloo's, on CUDA by NCCL's functions on the stream of the kernels, where "host" is an NVLink domain.
+By XLA's, all_reduce is cut into pieces that depend on nothing of each other: XLA has one piece
+cross while the next is reduced inside. What is on one stream goes one after the other anyway.
 
 Sums and products of narrow floats are float32 from the first addition to the last, and rounded
 once, as the ops promise: M counts 4 bytes for each. What a max or min passes on is one of the
-values.
+values. Of floats, all are moved on the rail and then reduced ((K-1) M/G for all_reduce), since gloo
+and NCCL lose NaN.
 
 These are CollectiveSpec.hierarchical of the ops.
 
@@ -28,14 +33,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from jcoll.algorithms.hierarchical import HIERARCHICAL_OPS
 from jcoll.comm.group import Groups
 from jcoll.comm.mesh import Call
 from jcoll.ops import _primitive
-from jcoll.ops._reductions import accumulation_dtype, reduce_by_lax
+from jcoll.ops._reductions import accumulation_dtype, reduce_stacked
 from jcoll.tuning.candidates import NO_LEVELS, ON_HOSTS
 
 MIN_PIECE_NBYTES = 1 << 20
@@ -49,6 +53,8 @@ class Split:
 
     hosts: tuple[tuple[int, ...], ...]
     rails: tuple[tuple[int, ...], ...]
+    across: str = "xla"
+    """The algorithm of what crosses."""
 
     @property
     def num_local(self) -> int:
@@ -104,14 +110,25 @@ def inside(name: str, *arrays: Any, call: Call, levels: Split, **static: Any) ->
     return _primitive.bind(_primitive.SPECS[name], *arrays, call=inner, **static)[0]
 
 
-def rail(call: Call, levels: Split) -> dict[str, Any]:
-    """Who takes part across hosts, as jax.lax's collectives take it."""
-    return {"axis_name": call.axes, "axis_index_groups": [list(ranks) for ranks in levels.rails]}
+def across(name: str, x: Any, *, call: Call, levels: Split, **static: Any) -> Any:
+    """The result of a collective on the rails."""
+    groups = Groups(call.groups.axis_size, levels.rails)
+    return among(name, x, call=replace(call, groups=groups), levels=levels, **static)
+
+
+def among(name: str, x: Any, *, call: Call, levels: Split, **static: Any) -> Any:
+    """The result of a collective of all the call's ranks at once, by what crosses hosts."""
+    spec = _primitive.SPECS[name]
+    outer = replace(call, op=name, algorithm=levels.across)
+    if levels.across == "xla":  # Nothing to be chosen, or told by explain.
+        return spec.xla(x, call=outer, platform="cpu", **static)[0]
+    return _primitive.bind(spec, x, call=outer, **static)[0]
 
 
 def all_reduce(x: Any, *, call: Call, levels: Split, op: str) -> list[Any]:
     flat = x.reshape(-1)
     pieces = max(1, min(MAX_PIECES, flat.size * flat.dtype.itemsize // MIN_PIECE_NBYTES))
+    pieces = pieces if levels.across == "xla" else 1
     quantum = pieces * levels.num_local
     padded = jnp.pad(flat, (0, -flat.size % quantum)).reshape(pieces, levels.num_local, -1)
     done = [_reduce_piece(piece, call, levels, op) for piece in padded]
@@ -121,7 +138,7 @@ def all_reduce(x: Any, *, call: Call, levels: Split, op: str) -> list[Any]:
 def _reduce_piece(piece: Any, call: Call, levels: Split, op: str) -> Any:
     step = _step(op)
     part = inside("reduce_scatter", _widened(piece, op), call=call, levels=levels, op=step)
-    part = reduce_by_lax(part, step, rail(call, levels), len(levels.rails[0]))
+    part = _reduced("all_reduce", part, step, call, levels)
     part = _finished(part, op, call, piece.dtype)
     return inside("all_gather", part, call=call, levels=levels).reshape(-1)
 
@@ -131,12 +148,16 @@ def reduce_scatter(x: Any, *, call: Call, levels: Split, op: str) -> list[Any]:
     by_index = jnp.swapaxes(x.reshape(num_hosts, num_local, *x.shape[1:]), 0, 1)
     wide = _widened(by_index, op)
     part = inside("reduce_scatter", wide, call=call, levels=levels, op=step)  # [hosts, ...]
-    if step == "sum":
-        total = jax.lax.psum_scatter(part, **rail(call, levels))
-    else:
-        total = reduce_by_lax(part, step, rail(call, levels), num_hosts)
-        total = total[_primitive.rank_in_group(call) // num_local]
+    total = _reduced("reduce_scatter", part, step, call, levels)
     return [_finished(total, op, call, x.dtype)]
+
+
+def _reduced(name: str, x: Any, op: str, call: Call, levels: Split) -> Any:
+    """all_reduce or reduce_scatter on the rails."""
+    if op in ("max", "min") and jnp.issubdtype(x.dtype, jnp.floating):
+        moves = "all_gather" if name == "all_reduce" else "all_to_all"
+        return reduce_stacked(jnp, across(moves, x, call=call, levels=levels), op)
+    return across(name, x, call=call, levels=levels, op=op)
 
 
 def _step(op: str) -> str:
@@ -156,7 +177,7 @@ def _finished(total: Any, op: str, call: Call, dtype: Any) -> Any:
 
 
 def all_gather(x: Any, *, call: Call, levels: Split) -> list[Any]:
-    by_host = jax.lax.all_gather(x, **rail(call, levels))  # [hosts, ...]
+    by_host = across("all_gather", x, call=call, levels=levels)  # [hosts, ...]
     both = inside("all_gather", by_host, call=call, levels=levels)  # [local, hosts, ...]
     return [jnp.swapaxes(both, 0, 1).reshape(call.num_ranks, *x.shape)]
 
@@ -166,5 +187,5 @@ def all_to_all(x: Any, *, call: Call, levels: Split) -> list[Any]:
     by_index = jnp.swapaxes(x.reshape(num_hosts, num_local, *x.shape[1:]), 0, 1)
     swapped = inside("all_to_all", by_index, call=call, levels=levels)  # [local src, host dst, ...]
     by_host = jnp.swapaxes(swapped, 0, 1)
-    across = jax.lax.all_to_all(by_host, split_axis=0, concat_axis=0, **rail(call, levels))
-    return [across.reshape(x.shape)]  # [host src, local src, ...]
+    arrived = across("all_to_all", by_host, call=call, levels=levels)
+    return [arrived.reshape(x.shape)]  # [host src, local src, ...]

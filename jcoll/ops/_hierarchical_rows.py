@@ -1,11 +1,11 @@
-"""all_to_all_v of ranks on several hosts: jcoll inside each host, XLA's all_to_all across.
+"""all_to_all_v of ranks on several hosts: jcoll inside each host, an all_to_all across.
 
 K hosts of G ranks each, as in _hierarchical.py; all counts are known to all ranks. Forth:
 
     1. every rank packs its rows by the index of their destination in its host, then by its host
     2. all_to_all_v inside the host: rank i of it now has all that goes to the ranks of index i
     3. all_to_all on the rail, of K parts of C rows each, padded: XLA has none of variable sizes on
-       CPU, and shapes are static
+       CPU, NCCL needs sizes on the host, and shapes are static
     4. every rank packs what it has by source
 
 C = min(output_size, G x rows of x): no rank can get more from a host. (K-1) C rows cross per rank;
@@ -23,7 +23,7 @@ import jax.numpy as jnp
 
 from jcoll.comm.mesh import Call
 from jcoll.ops import _rows
-from jcoll.ops._hierarchical import Split, inside, rail
+from jcoll.ops._hierarchical import Split, across, inside
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def back(ct: Any, e: Exchange, *, call: Call, levels: Split) -> Any:
         ct, begin[:, None], received[:, None], _capacity(e, levels)
     )
     arrived = _across(parts, call, levels)
-    begin = _part_begins(e, levels) + jax.vmap(_starts, 1, 1)(passed)
+    begin = _part_begins(e, levels)[None] + jax.vmap(_starts, 1, 1)(passed)
     held = _moved(arrived, begin, _starts(passed), passed, _held_rows(e, levels))
     packed = _exchanged(held, passed, e.num_rows, call, levels)
     begin = _starts(sent).T  # By host, then by index, as rows stand in x.
@@ -116,7 +116,7 @@ def _exchanged(rows: Any, counts: Any, output_size: int, call: Call, levels: Spl
 
 def _across(parts: Any, call: Call, levels: Split) -> Any:
     """parts [host of dst, rows, ...], to [host of src and rows, ...]."""
-    arrived = jax.lax.all_to_all(parts, split_axis=0, concat_axis=0, **rail(call, levels))
+    arrived = across("all_to_all", parts, call=call, levels=levels)
     return arrived.reshape(-1, *parts.shape[2:])
 
 

@@ -17,7 +17,7 @@ from jcoll.tuning.candidates import ON_HOSTS, Request, refusal, serving
 from jcoll.tuning.select import automatic
 
 _RUNTIMES: dict[str, Any] = {"cpu": _cpu, "cuda": _cuda}
-"""By platform, modules with obstacle, placement, describe, is_plan and run: see _cpu.py."""
+"""By platform, modules with obstacle, placement, describe, is_plan, run and ACROSS: see _cpu.py."""
 
 
 def register(spec: Any, primitive: Any) -> None:
@@ -126,6 +126,8 @@ def run(spec: Any, platform: str, ctx: Any, *arrays: Any, call: Call, **static: 
         where = runtime.placement(context[0], call)
         if where.host_of is not None:
             levels = _hierarchical.split(where.host_of, call.groups.axis_size, call.groups)
+            assert isinstance(levels, _hierarchical.Split)  # See _setting.
+            levels = replace(levels, across=runtime.ACROSS)
             return spec.hierarchical(*arrays, call=call, levels=levels, **static)
     if _is_alone(spec, call):
         return [y[0] for y in spec.stacked(jnp, *(x[None] for x in arrays), **static)]

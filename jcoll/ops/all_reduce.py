@@ -53,7 +53,7 @@ def all_reduce(
         of integers is a float; bools are counted in int32.
       axis_index_groups: reduces within each group of indices of the axis; each index once.
       algorithm: "auto", "direct" (jcoll's own, in one step), "xla" (XLA's collective), or one of
-        docs/algorithms.md; "multimem", the NVLink switch adds, is CUDA's only.
+        docs/algorithms.md; CUDA's only are "multimem", the NVLink switch adds, and "nccl".
       timeout_s: seconds to wait for the last rank; None: JCOLL_TIMEOUT.
 
     Returns:

@@ -18,6 +18,7 @@ import numpy as np
 from jcoll import _compat, errors
 from jcoll.comm.mesh import AxisName, Call, make_call, refuse_traced, static_int
 from jcoll.ops import _hierarchical_rows, _primitive, _rows
+from jcoll.ops._hierarchical import among
 from jcoll.ops._motion import Motion
 from jcoll.ops._primitive import CollectiveSpec
 
@@ -250,7 +251,7 @@ def _exchange(
 ) -> tuple[Any, ...]:
     """Whether any counts are bad; what travels, nothing if they are; how many rows, by the counts,
     are kept and dropped."""
-    every = jax.lax.all_gather(counts, **call.lax_args)
+    every = among("all_gather", counts, call=call, levels=levels)
     bad = jax.vmap(lambda c: _bad_counts(c, num_rows))(every).any()
     x_row, _, kept, dropped = _layout(jnp, every, output_size)
     travels = jnp.where(bad, 0, kept)

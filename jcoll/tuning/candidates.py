@@ -91,7 +91,9 @@ def refusal(request: Request, name: str) -> str | None:
     """Why the device cannot follow an algorithm, whoever asks for it."""
     on_cuda = request.device_kind == CUDA
     if name in kernels.ONLY_ON_CUDA:
-        return request.multimem_obstacle if on_cuda else "only CUDA has it"
+        if not on_cuda:
+            return "only CUDA has it"
+        return request.multimem_obstacle if name == "multimem" else None
     if on_cuda and request.op in registry.RAGGED_OPS and _is_plan(request, name):
         return "on CUDA plans move blocks of one size"
     if name == "hierarchical" and name not in registry.names(request.op):
@@ -106,6 +108,8 @@ def _is_plan(request: Request, name: str) -> bool:
 def _obstacle(request: Request, name: str) -> str | None:
     if request.obstacle is not None:
         return request.obstacle
+    if name == "nccl" and request.device_kind == CUDA:
+        return "only where it is asked for, and by hierarchical between NVLink domains"
     if request.placement == HOSTS:
         return _obstacle_between_hosts(request.op, name)
     if reason := refusal(request, name):

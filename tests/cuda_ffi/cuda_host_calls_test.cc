@@ -1,7 +1,9 @@
 // Collectives by NCCL's own functions: which, with what, and what it cannot do.
 
 #include <algorithm>
+#include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -15,6 +17,7 @@
 namespace {
 
 using fake::AllReduce;
+using fake::Attributes;
 using fake::HostCall;
 using fake::Job;
 using fake::With;
@@ -141,6 +144,67 @@ TEST(Complex) {
   EXPECT(fake::AllSay(run(prod), "NCCL has no complex numbers"));
 }
 
+// Between NVLink domains: nothing is registered, looked up or said, though all of it could be had.
+TEST(ByName) {
+  fake::Reset();
+  fake::ResetKernels();
+  Xla xla;
+  const Attributes by_name = AllReduce(2, "nccl");
+  Job job(&xla, by_name);
+  EXPECT(!job.Instantiate());
+  const auto errors = job.Run();
+  EXPECT_EQ(fake::Join(errors), fake::Join(fake::Errors(2)));
+  EXPECT(fake::TakeLaunched().empty());
+  EXPECT_EQ(xla.num_window_requests(), 0);
+  EXPECT_EQ(job.group()->num_lookups(), 0);
+  EXPECT(fake::TakeLog().empty());
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT(job.group()->registered_nbytes(rank).empty());
+    const auto calls = job.HostCalls(rank);
+    EXPECT_EQ(calls.size(), 1);
+    if (calls.empty()) continue;
+    EXPECT_EQ(calls[0].name, "AllReduce");
+    EXPECT(calls[0].from == job.inputs[rank][0].data);
+    EXPECT(calls[0].stream == job.streams[rank]);
+  }
+  // Another call on the same communicator still finds the peers.
+  Job direct(&xla, With(by_name, {{"algorithm", "direct"}}));
+  EXPECT(!direct.Instantiate());
+  EXPECT(fake::AllWell(direct.Run()));
+  EXPECT_EQ(fake::TakeLaunched().size(), 2);
+  EXPECT(job.group() == direct.group());
+  EXPECT(!job.group()->registered_nbytes(0).empty());
+}
+
+TEST(ByNameWhereNodesReachNothingOfEachOther) {
+  fake::Reset();
+  fake::ResetKernels();
+  Xla xla;
+  xla.make_group = [](fake::Group* group) {
+    group->domain_size = 1;
+    group->registration_fails_on = 1;
+  };
+  for (const auto& [op, reduce_op, name] : {std::tuple("reduce_scatter", "max", "ReduceScatter"),
+                                            std::tuple("all_gather", "", "AllGather")}) {
+    Job job(&xla, With(AllReduce(2, "nccl"), {{"op", op}, {"reduce_op", reduce_op}}));
+    EXPECT(!job.Instantiate());
+    EXPECT(fake::AllWell(job.Run()));
+    EXPECT_EQ(job.HostCalls(1).at(0).name, name);
+  }
+  EXPECT(fake::Has(fake::TakeLog(), "is done by NCCL. Mind that its min and max"));
+}
+
+TEST(ByNameWhatNcclHasNot) {
+  Reset();
+  Xla xla;
+  Job job(&xla, With(AllReduce(2, "nccl"), {{"dtype", "int16"}}));
+  for (int rank = 0; rank < 2; ++rank) {
+    job.inputs[rank][0].dtype = job.outputs[rank][0].dtype = XLA_FFI_DataType_S16;
+  }
+  EXPECT(!job.Instantiate());
+  EXPECT(fake::AllSay(job.Run(), "algorithm 'nccl' cannot serve this call: NCCL does not reduce"));
+}
+
 TEST(BrokenCommunicator) {
   Reset();
   Xla xla;
@@ -188,11 +252,11 @@ TEST(WatchOfHostCalls) {
   EXPECT(late == (std::vector<std::pair<uint32_t, double>>{{7, 5.0}}));
 }
 
-TEST(NcclDoesNotEnd) {
-  Reset();
+// Where there is nothing but NCCL, and where it was asked for.
+void ExpectDeadline(const std::string& algorithm) {
   Xla xla;
   const size_t ill_before = jcoll::gpu::CheckHealth().size();
-  Job job(&xla, With(AllReduce(2), {{"timeout_s", 0.1}}));
+  Job job(&xla, With(AllReduce(2, algorithm), {{"timeout_s", 0.1}}));
   EXPECT(!job.Instantiate());
   EXPECT(fake::AllWell(job.Run()));
   fake::TakeLog();
@@ -209,6 +273,13 @@ TEST(NcclDoesNotEnd) {
   EXPECT(fake::AllSay(errors, "NCCL's collective was not over after 0.1 s, on rank"));
   EXPECT(fake::AllSay(job.Stage(XLA_FFI_ExecutionStage_INITIALIZE), "takes no more calls"));
   job.group()->hangs = false;
+}
+
+TEST(NcclDoesNotEnd) {
+  Reset();
+  ExpectDeadline("direct");
+  fake::Reset();
+  ExpectDeadline("nccl");
 }
 
 TEST(Barrier) {

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import project_scripts
 import pytest
-from cuda_programs import custom_calls, lowered
+from cuda_programs import XLA_COLLECTIVE, custom_calls, lowered, two_nvlink_domains
 from ops.meshes import mesh_of
 
 import jcoll
@@ -173,7 +173,7 @@ def test_multimem_elsewhere() -> None:
         lowered(*over(body), platforms=("tpu",))
     with pytest.raises(ValueError, match="algorithm='multimem' does not serve this op"):
         lowered(*over(lambda x: jcoll.all_gather(x, "x", algorithm="multimem")))
-    with pytest.raises(ValueError, match=r"Algorithms of all_reduce: auto, .*, multimem\."):
+    with pytest.raises(ValueError, match=r"Algorithms of all_reduce: auto, .*, multimem, nccl\."):
         lowered(*over(partial(all_reduce, algorithm="no_such")))
 
 
@@ -213,26 +213,120 @@ def test_gpus_of_unknown_domains_are_apart() -> None:
     assert found.host_of == tuple(range(8))
 
 
-def test_two_levels(available, monkeypatch) -> None:
-    """Kernels inside an NVLink domain, NCCL by XLA's collectives across."""
-    where = world.Placement(host_of=(0,) * 4 + (1,) * 4)
-    monkeypatch.setattr(
-        cuda,
-        "placement",
-        lambda mesh, axes, size, group_of: where if not group_of else world.Placement(),
-    )
-    row, *_ = decided(all_reduce)
+HOSTS, RAILS, EVERYBODY = ([*range(8)], 4), ([0, 4, 1, 5, 2, 6, 3, 7], 2), ([*range(8)], 8)
+TWO_LEVELS: dict[str, tuple[Any, list[tuple[str, str, Any]]]] = {
+    "all_reduce": (
+        all_reduce,
+        [
+            ("reduce_scatter", "direct", HOSTS),
+            ("all_reduce", "nccl", RAILS),
+            ("all_gather", "direct", HOSTS),
+        ],
+    ),
+    "reduce_scatter": (
+        lambda x: jcoll.reduce_scatter(x, "x"),
+        [("reduce_scatter", "direct", HOSTS), ("reduce_scatter", "nccl", RAILS)],
+    ),
+    "max": (
+        partial(all_reduce, op="max"),
+        [
+            ("reduce_scatter", "direct", HOSTS),
+            ("all_gather", "nccl", RAILS),  # NCCL's max loses NaN.
+            ("all_gather", "direct", HOSTS),
+        ],
+    ),
+    "all_gather": (
+        lambda x: jcoll.all_gather(x, "x"),
+        [("all_gather", "nccl", RAILS), ("all_gather", "direct", HOSTS)],
+    ),
+    "all_to_all": (
+        lambda x: jcoll.all_to_all(x, "x", 0, 0),
+        [("all_to_all", "direct", HOSTS), ("all_to_all", "nccl", RAILS)],
+    ),
+    "all_to_all_v": (
+        lambda x: jcoll.all_to_all_v(x, jnp.ones(N, int), "x", output_size=N)[0],
+        [
+            ("all_gather", "nccl", EVERYBODY),
+            ("all_gather", "direct", HOSTS),
+            ("ragged_all_to_all", "direct", HOSTS),
+            ("all_to_all", "nccl", RAILS),
+        ],
+    ),
+}
+
+
+@pytest.fixture
+def two_domains(available, monkeypatch):
+    two_nvlink_domains(monkeypatch, N)
+
+
+@pytest.mark.parametrize("op", TWO_LEVELS)
+def test_two_levels(two_domains, op) -> None:
+    """Kernels inside an NVLink domain, NCCL's functions across, and nothing of XLA's."""
+    body, expected = TWO_LEVELS[op]
+    shape = (N, 4) if op in ("all_reduce", "max", "all_gather") else (N * N, 2 << 18)
+    row, *parts = decided(body, shape=shape)
     assert (row.algorithm, row.reason) == ("hierarchical", "its ranks are on several hosts")
-    calls = custom_calls(*over(all_reduce))
-    assert [call["op"] for call in calls] == ["reduce_scatter", "all_gather"]
-    assert {tuple(call["groups"]) for call in calls} == {tuple(range(8))}
-    assert {call["group_size"] for call in calls} == {4}
-    text = lowered(*over(all_reduce)).as_text()
-    assert "replica_groups = dense<[[0, 4], [1, 5], [2, 6], [3, 7]]>" in text
+    assert {part.algorithm for part in parts} == {"direct", "nccl"}
+    fn, x = over(partial(body), shape=shape)
+    calls = custom_calls(fn, x)
+    found = [(c["op"], c["algorithm"], (c["groups"], c["group_size"])) for c in calls]
+    assert found == expected
+    assert not XLA_COLLECTIVE.search(lowered(fn, x).as_text())
+
+
+def test_one_piece_between_domains(two_domains) -> None:
+    """Pieces are for XLA, which overlaps them: these are on one stream."""
+    assert len(custom_calls(*over(all_reduce, shape=(N, 4 << 20)))) == 3
+
+
+def test_narrow_floats_cross_in_float32(two_domains) -> None:
+    calls = custom_calls(*over(all_reduce, dtype=jnp.bfloat16))
+    assert [call["dtype"] for call in calls] == ["float32", "float32", "bfloat16"]
+
+
+def test_deadlines_between_domains(two_domains) -> None:
+    calls = custom_calls(*over(partial(all_reduce, timeout_s=7.5)))
+    assert {call["timeout_s"] for call in calls} == {7.5}
+
+
+def test_what_has_no_two_levels(two_domains) -> None:
     with pytest.raises(ValueError, match="'ring' cannot serve this call: its ranks are on several"):
         lowered(*over(partial(all_reduce, algorithm="ring")))
     (row,) = decided(lambda x: jcoll.gather(x, "x"))
     assert row.reason.endswith("and this op has no hierarchical algorithm")
+
+
+def test_nccl_where_it_is_asked_for(two_domains) -> None:
+    """NCCL reaches all ranks; nobody gets it unasked."""
+    (call,) = custom_calls(*over(partial(all_reduce, algorithm="nccl")))
+    assert (call["algorithm"], call["plan_op"], call["group_size"]) == ("nccl", "", N)
+    (row, *_) = decided(all_reduce)
+    (candidate,) = (c for c in row.candidates if c.algorithm == "nccl")
+    assert candidate.obstacle and candidate.obstacle.startswith("only where it is asked for")
+    with pytest.raises(ValueError, match="algorithm='nccl' does not serve this op"):
+        decided(lambda x: jcoll.gather(x, "x", algorithm="nccl"))
+    with pytest.raises(ValueError, match="'nccl' cannot serve this call: only CUDA has it"):
+        lowered(*over(partial(all_reduce, algorithm="nccl")), platforms=("cpu",))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wire"),
+    [
+        ("int16", "int32"),
+        ("uint16", "uint32"),
+        ("float8_e5m2", "float32"),
+        ("bfloat16", "bfloat16"),
+        ("bool", "uint8"),
+    ],
+)
+def test_what_nccl_adds_in(dtype, wire) -> None:
+    body = partial(all_reduce, algorithm="nccl", op="max" if dtype == "bool" else "sum")
+    (call,) = custom_calls(*over(body, dtype=jnp.dtype(dtype)))
+    assert call["dtype"] == wire
+    gathered = partial(jcoll.all_gather, axis_name="x", algorithm="nccl")
+    (call,) = custom_calls(*over(gathered, dtype=jnp.dtype(dtype)))
+    assert call["dtype"] == dtype
 
 
 # jax.lax's collectives

@@ -16,7 +16,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cuda_programs import ATTRIBUTES, ROW_ATTRIBUTES, custom_calls, lowered
+from cuda_programs import (
+    ATTRIBUTES,
+    ROW_ATTRIBUTES,
+    XLA_COLLECTIVE,
+    custom_calls,
+    lowered,
+)
 from ops.meshes import mesh_of
 
 import jcoll
@@ -27,7 +33,6 @@ from jcoll.runtime import cuda
 N = 4
 ROWS, WIDTH = 4, 8  # A rank's.
 P = jax.P
-XLA_COLLECTIVE = re.compile(r"stablehlo\.(?:all_|reduce_scatter|collective_)\w*")
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
-from cuda_programs import stand_in
+from cuda_programs import stand_in, two_nvlink_domains
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from ops.cases import CASES, Case, case_id, inputs
@@ -16,6 +16,7 @@ from ops.meshes import mesh_of
 from ops.test_values import check, run
 
 import jcoll
+from jcoll.algorithms.hierarchical import HIERARCHICAL_OPS
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +59,21 @@ def test_means(algorithm: str) -> None:
     case = Case("all_reduce", lambda n: {"op": "mean"})
     args = [inputs(case, 4, (5,), "float32", 1)]
     check(case, 4, args[0], run(case, 4, algorithm, args)[0])
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.op in HIERARCHICAL_OPS], ids=case_id
+)
+def test_two_levels(case: Case, monkeypatch) -> None:
+    two_nvlink_domains(monkeypatch, 4)
+    dtypes_ = [d for d in [*dtypes(case), "bfloat16", "int16"] if d in case.dtypes]
+    if case.static(4).get("op") in ("and", "or"):
+        dtypes_ = ["bool"]
+    args = [inputs(case, 4, (3, 2), dtype, seed) for seed, dtype in enumerate(dtypes_)]
+    with jax.numpy_dtype_promotion("standard"):
+        outs = run(case, 4, "hierarchical", args)
+    for arrays, out in zip(args, outs, strict=True):
+        check(case, 4, arrays, out)
 
 
 @pytest.mark.parametrize("order", [None, [5, 2, 7, 0, 1, 6, 3, 4]])

@@ -80,8 +80,12 @@ def check_rounding(mesh, dtype, large, step):
         "scattered mean": lambda v: jcoll.reduce_scatter(
             v, "x", op="mean", scatter_dimension=1, tiled=True
         ),
+        "scattered max": lambda v: jcoll.reduce_scatter(
+            v, "x", op="max", scatter_dimension=1, tiled=True
+        ),
     }
     expected = {name: numbers.sum() / (n if "mean" in name else 1) for name in fns}
+    expected["scattered max"] = numbers.max()
     outs = spmd(lambda v: {k: f(v) for k, f in fns.items()}, mesh)(put(mesh, x.astype(dtype)))
     rounded = {name: np.asarray(v, dtype) for name, v in expected.items()}
     return {
@@ -89,6 +93,26 @@ def check_rounding(mesh, dtype, large, step):
         for name, out in outs.items()
         if any((np.asarray(s.data) != rounded[name]).any() for s in out.addressable_shards)
     }
+
+
+def check_nan(mesh):
+    """Which max or min loses the NaN of the first or of the last host."""
+    x = np.arange(jax.device_count() ** 2 * 3, dtype=np.float32)
+    x = x.reshape(jax.device_count(), -1)
+    x[1, 0] = x[-1, 1] = np.nan
+    fns = {
+        "max": lambda v: jcoll.all_reduce(v, "x", op="max"),
+        "min": lambda v: jcoll.all_reduce(v, "x", op="min"),
+        "scattered max": lambda v: jcoll.reduce_scatter(
+            v, "x", op="max", scatter_dimension=1, tiled=True
+        ),
+    }
+    outs = spmd(lambda v: {k: f(v) for k, f in fns.items()}, mesh)(put(mesh, x))
+    firsts = {name: out.addressable_shards[0].data for name, out in outs.items()}
+    if jax.process_index() > 0:  # Whose part of the scattered one has none.
+        del firsts["scattered max"]
+    first_two = {k: np.asarray(y)[0, :2] for k, y in firsts.items()}
+    return {f"{k} of NaN": y.tolist() for k, y in first_two.items() if not np.isnan(y).all()}
 
 
 def values():
@@ -102,7 +126,11 @@ def values():
     ]
     with jcoll.intercept():
         rows += [check(flat, "x", name, 5, ours=lax) for name in OPS]
-    wrong = check_rounding(flat, "bfloat16", 256, 2) | check_rounding(flat, "float8_e5m2", 4, 1)
+    wrong = (
+        check_nan(flat)
+        | check_rounding(flat, "bfloat16", 256, 2)
+        | check_rounding(flat, "float8_e5m2", 4, 1)
+    )
     report("values", rows=rows, wrong=wrong, pieces=check_pieces(flat))
 
 
