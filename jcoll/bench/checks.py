@@ -210,7 +210,7 @@ def check_output(flag: str, path: Path | None, suffixes: tuple[str, ...] = ()) -
     if path is None:
         return
     if suffixes and path.suffix not in suffixes:
-        given = re.sub(r"^$", "no suffix", path.suffix)
+        given = path.suffix or "no suffix"
         raise UsageError(f"{flag} is {path}, with {given}; one of {', '.join(suffixes)} is needed")
     if not rows.can_write(path):
         raise UsageError(
