@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from jcoll.cores import num_cores
 from jcoll.sizes import MAX_NBYTES, format_size, parse_size
 
 MAX_THREADS = 1024
@@ -20,7 +21,7 @@ _POOLS = ("NPROC", "OMP_NUM_THREADS", "JCOLL_NUM_THREADS")  # NPROC: XLA's
 
 def pool_sizes(num_processes: int) -> dict[str, str]:
     """Variables that give each of so many processes its share of this process's cores."""
-    share = max(1, len(os.sched_getaffinity(0)) // num_processes)
+    share = max(1, num_cores() // num_processes)
     return dict.fromkeys(_POOLS, str(share))
 
 

@@ -9,15 +9,9 @@ import platform
 from pathlib import Path
 
 from jcoll import _native
+from jcoll.cores import num_cores
 
 _PACKAGES = ("jcoll", "jax", "jaxlib", "numpy")
-
-
-def num_cores() -> int:
-    """Cores this process may use, which in a container are fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def cpu_model() -> str:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jcoll.bench.facts import num_cores
+from jcoll.cores import num_cores
 
 MIN_CALLS, MAX_CALLS = 3, 2000
 

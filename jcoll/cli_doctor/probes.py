@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jcoll.cli_doctor import cuda_driver
+from jcoll.cores import num_cores
 
 PACKAGES = (
     "jcoll",
@@ -67,12 +68,6 @@ def _what_it_says(e: Exception) -> str:
 
 
 # The machine
-
-
-def _num_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _memory_gib() -> float:
@@ -272,7 +267,7 @@ PROBES: dict[str, dict[str, Probe]] = {
         "host": socket.gethostname,
         "system": platform.platform,
         "processor": platform.machine,
-        "cores": _num_cores,
+        "cores": num_cores,
         "memory GiB": _memory_gib,
         "shared memory": _shares_memory,
     },

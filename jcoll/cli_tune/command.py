@@ -18,6 +18,7 @@ from jcoll.bench.status_line import StatusLine
 from jcoll.cli_tune import runs
 from jcoll.cli_tune.combine import combined
 from jcoll.cli_tune.summary import quality, summary
+from jcoll.cores import num_cores
 from jcoll.errors import UsageError
 from jcoll.plan.ops import OPS
 from jcoll.tuning import table
@@ -155,7 +156,7 @@ def _kept(path: Path) -> list[table.Row]:
 
 
 def machine() -> str:
-    return f"{facts.cpu_model()}, {facts.num_cores()} cores"
+    return f"{facts.cpu_model()}, {num_cores()} cores"
 
 
 def _text(kept: list[table.Row]) -> str:

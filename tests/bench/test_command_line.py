@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import pytest
 
 from jcoll import cli
-from jcoll.bench import catalog, checks, facts, options, sizes, spawn
+from jcoll.bench import catalog, checks, options, sizes, spawn
 from jcoll.bench.job import Job
 from jcoll.comm.group import Groups
 from jcoll.comm.mesh import Call
+from jcoll.cores import num_cores
 from jcoll.ops._reductions import canonical
 
 DTYPES = ("bool", "int8", "uint32", "bfloat16", "float32", "float8_e4m3fn", "complex64")
@@ -218,7 +219,7 @@ def test_environment_of_a_child():
     assert not [name for name in env if name.startswith("MALLOC_")]
     assert "NPROC" not in env
     shared = spawn.environment(base, 1, "default", 8)
-    assert shared["NPROC"] == shared["JCOLL_NUM_THREADS"] == str(max(1, facts.num_cores() // 8))
+    assert shared["NPROC"] == shared["JCOLL_NUM_THREADS"] == str(max(1, num_cores() // 8))
     assert shared["XLA_FLAGS"].endswith("device_count=1")
     theirs = spawn.environment(base | {"NPROC": "3"}, 1, "default", 8)
     assert theirs["NPROC"] == "3"
