@@ -75,7 +75,7 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
 
 def _broken_text(program: str, error: Exception) -> str:
     """What the user can mend, in a line or two; of what may be a bug also where it is."""
-    if isinstance(error, ValueError):  # A setting: jcoll/config.py says which, and what to do.
+    if isinstance(error, ValueError) and str(error).startswith("jcoll"):  # Of a JCOLL_ variable.
         return f"{program}: {error}\n"
     if not isinstance(error, ImportError):
         traceback.print_exception(error)
