@@ -1,4 +1,4 @@
-"""Sizes as people write them: `1K`, `16M`, `1G` (powers of 1024)."""
+"""Sizes as people write them: `1K`, `16M`, `1G` (powers of 1024); counts; sweeps over sizes."""
 
 from __future__ import annotations
 
@@ -29,3 +29,17 @@ def format_size(nbytes: int) -> str:
         if nbytes and nbytes % _UNITS[unit] == 0:
             return f"{nbytes // _UNITS[unit]}{unit}"
     return str(nbytes)
+
+
+def parse_count(text: str) -> int:
+    """The whole number in `text`; -1 for anything else, and for more digits than make sense."""
+    return int(text) if re.fullmatch(r"\d{1,15}", text) else -1
+
+
+def sweep(begin: int, end: int, *, factor: int = 2, step: int = 0) -> list[int]:
+    """Sizes from `begin` to at most `end`: adding `step` where it is given, else times `factor`."""
+    sizes, size = [], begin
+    while size <= end:
+        sizes.append(size)
+        size = size + step if step else size * factor
+    return sizes

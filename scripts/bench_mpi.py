@@ -26,7 +26,7 @@ from jcoll.bench import measure
 from jcoll.bench.cases import CASES, Problem, Side
 from jcoll.bench.catalog import element_count
 from jcoll.bench.programs import Program, compile_side, make_mesh
-from jcoll.bench.sizes import format_size
+from jcoll.sizes import format_size
 
 SIZES = [1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24]
 COMM = MPI.COMM_WORLD

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from jcoll import sizes
 from jcoll.algorithms import registry
-from jcoll.bench import sizes
 from jcoll.cli_plan.comparison import Comparison, draw
 from jcoll.plan.render import as_svg
 from jcoll.plan.simulate import simulate

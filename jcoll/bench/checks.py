@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
+from jcoll import sizes
 from jcoll.algorithms import registry
 from jcoll.algorithms.registry import RESERVED
-from jcoll.bench import catalog, rows, sizes
+from jcoll.bench import catalog, rows
 from jcoll.bench.job import Job
 from jcoll.errors import UsageError
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from jcoll.bench import catalog
 from jcoll.bench.rows import Row, bandwidths
-from jcoll.bench.sizes import format_size
+from jcoll.sizes import format_size
 
 _SIDE = f"{'time':>10} {'algbw':>8} {'busbw':>8} {'#wrong':>7}"
 _UNITS = f"{'(us)':>10} {'(GB/s)':>8} {'(GB/s)':>8} {'':>7}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from jcoll import sizes
 from jcoll.algorithms import registry
-from jcoll.bench import sizes
 from jcoll.errors import UsageError, ranges
 from jcoll.plan.builder import Batch
 from jcoll.plan.ir import Plan

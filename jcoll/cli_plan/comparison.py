@@ -15,13 +15,13 @@ from jcoll.algorithms import registry
 from jcoll.algorithms.hierarchical import hierarchical
 from jcoll.bench import rows
 from jcoll.bench.checks import check_plot
-from jcoll.bench.sizes import format_size
 from jcoll.cli_plan import arguments
 from jcoll.cli_plan.progress import Progress
 from jcoll.errors import UsageError
 from jcoll.plan.simulate import simulate
 from jcoll.plan.topology import Topology, TopologyError
 from jcoll.plan.topology_file import get
+from jcoll.sizes import format_size
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

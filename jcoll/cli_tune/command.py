@@ -11,8 +11,9 @@ import warnings
 from pathlib import Path
 from typing import Any, TextIO
 
+from jcoll import sizes
 from jcoll.algorithms import authored
-from jcoll.bench import facts, rows, sizes
+from jcoll.bench import facts, rows
 from jcoll.bench.catalog import CATALOG
 from jcoll.bench.status_line import StatusLine
 from jcoll.cli_tune import runs

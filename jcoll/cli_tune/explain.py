@@ -8,8 +8,8 @@ import re
 
 import numpy as np
 
+from jcoll import sizes
 from jcoll.algorithms import authored
-from jcoll.bench import sizes
 from jcoll.bench.catalog import CATALOG, kind, parse_dtype
 from jcoll.comm.group import Groups
 from jcoll.comm.mesh import configured_algorithm

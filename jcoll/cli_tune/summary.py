@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Iterator
 
-from jcoll.bench.sizes import format_size
+from jcoll.sizes import format_size
 from jcoll.tuning.candidates import PLACEMENTS, Request
 from jcoll.tuning.select import select, winner
 from jcoll.tuning.table import Row

@@ -6,8 +6,8 @@ import itertools
 import jax.numpy as jnp
 import pytest
 
-from jcoll import cli
-from jcoll.bench import catalog, checks, options, sizes, spawn
+from jcoll import cli, sizes
+from jcoll.bench import catalog, checks, options, spawn
 from jcoll.bench.job import Job
 from jcoll.comm.group import Groups
 from jcoll.comm.mesh import Call
