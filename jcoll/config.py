@@ -63,6 +63,20 @@ def _choice(env: Mapping[str, str], name: str, default: str, choices: tuple[str,
     return value
 
 
+def _folder(env: Mapping[str, str], name: str) -> str:
+    path = env.get(name, "")
+    if not path:
+        return ""
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as e:
+        raise ValueError(
+            f"jcoll: {name}={path!r} in the environment is no folder and cannot be made one"
+            f" ({e.strerror}).\n  Set it to a folder that can be written to, or unset it."
+        ) from None
+    return os.path.abspath(path)
+
+
 def _peer_reads(env: Mapping[str, str]) -> int:
     name = "JCOLL_PEER_READS"
     return 0 if env.get(name) == "0" else _nbytes(env, name, Config.peer_reads)
@@ -105,6 +119,10 @@ class Config:
     cuda: bool = True
     """`JCOLL_CUDA`: 0 leaves jcoll's CUDA runtime alone; GPUs then have XLA's collectives."""
 
+    report_dir: str = ""
+    """`JCOLL_REPORT_DIR`: a folder, made where there is none, for files in which each process tells
+    of its failures: a JSON file each, by host and process id; unset: stderr has what is known."""
+
     isa: str = "best"
     """`JCOLL_ISA`: best, avx512, avx2 or baseline: caps the instruction set of the reductions."""
 
@@ -121,6 +139,7 @@ class Config:
             peer_reads=_peer_reads(env),
             tuning_file=env.get("JCOLL_TUNING_FILE", ""),
             cuda=_choice(env, "JCOLL_CUDA", "1", ("0", "1")) == "1",
+            report_dir=_folder(env, "JCOLL_REPORT_DIR"),
             isa=_choice(env, "JCOLL_ISA", "best", ("best", "avx512", "avx2", "baseline")),
         )
 
