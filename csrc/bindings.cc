@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "executor.h"
+#include "failure_report.h"
 #include "ffi.h"
 #include "metrics.h"
 #include "plan_store.h"
@@ -94,6 +95,9 @@ PYBIND11_MODULE(_native, m) {
   m.def("metrics", &Metrics);
   m.def("reset_metrics", &jcoll::ResetMetrics);
   m.def("set_default_timeout", &jcoll::SetDefaultTimeout, py::arg("seconds"));
+  m.def(
+      "set_report_folder", [](const std::string& folder) { jcoll::SetReportFolder(folder, "cpu"); },
+      py::arg("folder"));
   m.def("set_num_threads", &jcoll::Executor::SetNumThreads, py::arg("num_threads"));
   m.def("set_plan_maker", &jcoll::SetPyPlanMaker, py::arg("maker"));
   m.def("prepare_world", &PrepareWorld, py::arg("arena_nbytes"), py::arg("peer_reads"));

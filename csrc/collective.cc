@@ -326,6 +326,7 @@ void Collective::Finish(int rank_here) {
   auto ns = [](Clock::duration d) { return std::chrono::nanoseconds(d).count(); };
   if (failure_) {
     metrics_->errors.fetch_add(1, std::memory_order_relaxed);
+    ReportWithMetrics(failure_->message);
   } else {
     metrics_->calls.fetch_add(1, std::memory_order_relaxed);
     metrics_->rows_nbytes.fetch_add(remote_ ? remote_->rows_nbytes() : moves_.rows_nbytes(),

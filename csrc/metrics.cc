@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "description.h"
+#include "failure_report.h"
 
 namespace jcoll {
 namespace {
@@ -63,6 +64,22 @@ std::vector<std::shared_ptr<SiteMetrics>> AllMetrics() {
 
 void ResetMetrics() {
   for (const auto& row : AllMetrics()) row->Reset();
+}
+
+void ReportWithMetrics(const std::string& error) {
+  std::string sites;
+  for (const auto& row : AllMetrics()) {
+    const JsonFields fields = {{"op", JsonText(row->op)},
+                               {"axis", JsonText(row->axis)},
+                               {"algorithm", JsonText(row->algorithm)},
+                               {"call_site", JsonText(row->call_site)},
+                               {"num_ranks", std::to_string(row->num_ranks)},
+                               {"nbytes", std::to_string(row->nbytes)},
+                               {"calls", std::to_string(row->calls.load())},
+                               {"errors", std::to_string(row->errors.load())}};
+    sites += (sites.empty() ? "" : ", ") + JsonObject(fields);
+  }
+  ReportFailure(error, {{"sites", "[" + sites + "]"}});
 }
 
 }  // namespace jcoll

@@ -31,4 +31,8 @@ std::shared_ptr<SiteMetrics> MetricsFor(const Description& d);
 std::vector<std::shared_ptr<SiteMetrics>> AllMetrics();
 void ResetMetrics();
 
+// Writes a failure to this process's report (failure_report.h), with the counters of all call
+// sites.
+void ReportWithMetrics(const std::string& error);
+
 }  // namespace jcoll

@@ -56,7 +56,10 @@ bool ExpireAll(Executor::Clock::time_point now) {
   // executable and so a site. The text goes to stderr as well because the missing rank may yet
   // enter a collective of XLA's own, which the failed ranks will not reach: XLA then ends the
   // process before the exception is seen.
-  for (const std::string& text : expired.texts) std::fprintf(stderr, "%s\n", text.c_str());
+  for (const std::string& text : expired.texts) {
+    std::fprintf(stderr, "%s\n", text.c_str());
+    ReportWithMetrics(text);
+  }
   Executor::Get().Push(std::move(expired.tasks), Executor::Wake::kAll);
   return any_open;
 }

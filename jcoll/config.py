@@ -69,6 +69,20 @@ def _choice(env: Mapping[str, str], name: str, default: str, choices: tuple[str,
     return value
 
 
+def _folder(env: Mapping[str, str], name: str) -> str:
+    path = env.get(name, "")
+    if not path:
+        return ""
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as e:
+        raise ValueError(
+            f"jcoll: {name}={path!r} in the environment is no folder and cannot be made one"
+            f" ({e.strerror}).\n  Set it to a folder that can be written to, or unset it."
+        ) from None
+    return os.path.abspath(path)
+
+
 @dataclass(frozen=True)
 class Config:
     """The settings, with their variables."""
@@ -107,6 +121,10 @@ class Config:
     cuda: bool = True
     """`JCOLL_CUDA`: 0 leaves jcoll's CUDA runtime alone; GPUs then have XLA's collectives."""
 
+    report_dir: str = ""
+    """`JCOLL_REPORT_DIR`: a folder, made where there is none, for files in which each process tells
+    of its failures: a JSON file each, by host and process id; unset: stderr has what is known."""
+
     isa: str = "best"
     """`JCOLL_ISA`: best, avx512, avx2 or baseline: caps the instruction set of the reductions."""
 
@@ -123,6 +141,7 @@ class Config:
             peer_reads=_nbytes(env, "JCOLL_PEER_READS", Config.peer_reads, least=0),
             tuning_file=env.get("JCOLL_TUNING_FILE", ""),
             cuda=_choice(env, "JCOLL_CUDA", "1", ("0", "1")) == "1",
+            report_dir=_folder(env, "JCOLL_REPORT_DIR"),
             isa=_choice(env, "JCOLL_ISA", "best", ("best", "avx512", "avx2", "baseline")),
         )
 

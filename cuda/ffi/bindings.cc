@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "csrc/failure_report.h"
 #include "csrc/plan_store.h"
 #include "csrc/py_plan_maker.h"
 #include "cuda/ffi/call_site.h"
@@ -49,6 +50,9 @@ PYBIND11_MODULE(_cuda, m) {
   m.def("why_no_code", &jcoll::gpu::device::WhyNoCode, py::arg("compute_capability"));
   m.def("check_health", &jcoll::gpu::CheckHealth);
   m.def("set_default_timeout", &jcoll::gpu::SetDefaultTimeout, py::arg("seconds"));
+  m.def(
+      "set_report_folder",
+      [](const std::string& folder) { jcoll::SetReportFolder(folder, "cuda"); }, py::arg("folder"));
   m.def("set_plan_maker", &jcoll::SetPyPlanMaker, py::arg("maker"));
   m.def("forget_plans", &jcoll::ForgetPlans);
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "csrc/failure_report.h"
 #include "cuda/ffi/dump.h"
 #include "cuda/ffi/error_text.h"
 #include "cuda/ffi/log_once.h"
@@ -307,26 +308,42 @@ void Clique::Late(uint32_t op_id, double timeout_s) {
     if (fault_) return;
     fault_ = Failure{FailureCode::kDeadlineExceeded, text};
   }
-  LogOnce(text + Known());
+  LogOnce(text + Known(text));
 }
 
-// For the log: the last calls and, where a kernel failed, the signal pad of its block.
-std::string Clique::Known() {
+// For the log: the last calls and, where a kernel failed, the signal pad of its block; or in which
+// report they are.
+std::string Clique::Known(const std::string& error) {
   std::vector<uint32_t> calls;
   {
     std::lock_guard<std::mutex> lock(mu_);
     calls.assign(last_calls_.begin(), last_calls_.end());
   }
+  const auto pad_failure = ReadPad();
+  const SignalPad* pad = pad_failure ? nullptr : &on_host_->pad;
+  const uint32_t block = pad == nullptr ? 0 : on_host_->error.block;
+  const JsonFields fields = {
+      {"device", std::to_string(device_)},
+      {"last_calls", LastCallsJson(calls)},
+      {"signal_pad", pad == nullptr ? "null" : CountersJson(*pad, block, offer_.num_ranks)}};
+  const std::string path = ReportFailure(error, fields);
+  if (!path.empty()) return "\n  The last calls and counters are in " + path + ".";
   const std::string text = LastCallsText(calls);
+  if (pad != nullptr) return text + CountersText(*pad, block, offer_.num_ranks);
+  return pad_failure->message.empty()
+             ? text
+             : text + "\n  The signal pad could not be read: " + pad_failure->message;
+}
+
+// Into on_host_->pad. A failure without a text: there is none that could be read now.
+std::optional<Failure> Clique::ReadPad() {
   // Not if another thread waits for the ranks just now: its exchange may never end.
   std::unique_lock<std::mutex> together(together_mu_, std::try_to_lock);
-  if (!together.owns_lock() || pads_ == nullptr) return text;
+  if (!together.owns_lock() || pads_ == nullptr) return Failure{FailureCode::kInternal, ""};
   constexpr double kPatience = 1;
   const device::Scoped current(device_);
-  const auto failure = communicator_->Download(&on_host_->pad, pads_->pointers.of_rank[rank()],
-                                               sizeof(SignalPad), kPatience);
-  if (failure) return text + "\n  The signal pad could not be read: " + failure->message;
-  return text + CountersText(on_host_->pad, on_host_->error.block, offer_.num_ranks);
+  return communicator_->Download(&on_host_->pad, pads_->pointers.of_rank[rank()], sizeof(SignalPad),
+                                 kPatience);
 }
 
 std::optional<Failure> Clique::Fault(bool is_caller) {
@@ -342,7 +359,7 @@ std::optional<Failure> Clique::Fault(bool is_caller) {
       first_seen = fault_->message;
     }
   }
-  if (!first_seen.empty()) LogOnce(first_seen + Known());
+  if (!first_seen.empty()) LogOnce(first_seen + Known(first_seen));
   std::lock_guard<std::mutex> lock(mu_);
   if (!is_caller || !fault_was_told_) {
     fault_was_told_ = fault_was_told_ || is_caller;

@@ -97,7 +97,8 @@ class Clique {
   Memory Grow(std::shared_ptr<const SymmetricBuffer>* have, int64_t nbytes, double timeout_s);
   std::optional<Failure> IsStillThere(const WindowAt& at, const PeerPointers& known, bool* is);
   void Late(uint32_t op_id, double timeout_s);
-  std::string Known();
+  std::string Known(const std::string& error);
+  std::optional<Failure> ReadPad();
 
   // What kernels write on the host, and where a copy of the signal pad goes.
   struct OnHost {

@@ -58,7 +58,8 @@ class Replicated(Rank):
             variables, alarms = variables
             values = self.computable(variables, params)
             cross_entropy, routed = self.losses(values, tokens, self.layer_in_training, alarms)
-            share = (cross_entropy + model.BALANCE * routed.balance) / self.num_shares
+            balance = self.for_each(routed.balance) if self.args.experts else routed.balance
+            share = (cross_entropy + model.BALANCE * balance) / self.num_shares
             return share, (cross_entropy, routed.dropped)
 
         differentiate = jax.value_and_grad(loss, has_aux=True)
@@ -175,6 +176,13 @@ class Replicated(Rank):
         if self.args.collectives == "lax":
             return jax.lax.pmean(value, axes)
         return jcoll.all_reduce(value, axes, op="mean")
+
+    def for_each(self, value):
+        """A value that is one for all devices, for each to add to its share of the loss. JAX would
+        sum its gradient by a collective of its own."""
+        if self.args.collectives == "lax":
+            return value
+        return layers.sync_in_backward(value, operators.loss_axes(self.args), op="sum")
 
     @property
     def gradient_options(self) -> dict:

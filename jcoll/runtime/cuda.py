@@ -94,6 +94,7 @@ _library, _why_not_loaded = _load()
 
 def _set_up(library: Any) -> None:
     library.set_default_timeout(config.timeout_s)
+    library.set_report_folder(config.report_dir)
     library.set_plan_maker(plans.make)
     registry.on_register.append(library.forget_plans)
     for name, stages in library.targets().items():

@@ -34,6 +34,7 @@ isa, num_threads = _native.isa, _native.num_threads
 
 def _set_up() -> None:
     _native.set_default_timeout(config.timeout_s)
+    _native.set_report_folder(config.report_dir)
     if config.num_threads:
         _native.set_num_threads(config.num_threads)
     if config.isa != "best" and not _native.set_isa(config.isa):

@@ -1,9 +1,14 @@
 // What lasts between calls: the ranks' first meeting, memory, addresses, failures.
 
 #include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
 #include <map>
+#include <string>
 
 #include "check.h"
+#include "csrc/failure_report.h"
 #include "cuda/ffi/health.h"
 #include "fake_kernels.h"
 #include "job.h"
@@ -262,6 +267,36 @@ TEST(WhatIsKnownOfAFailureIsLogged) {
   EXPECT(Says(log[0], " 0:0,0 1:40,0."));
   job.Stage(XLA_FFI_ExecutionStage_EXECUTE);
   EXPECT(fake::TakeLog().empty());
+}
+
+// In a file, where a folder is set, and then not on stderr.
+TEST(WhatIsKnownOfAFailureIsReported) {
+  char folder[] = "/tmp/jcoll-report-XXXXXX";
+  EXPECT(mkdtemp(folder) != nullptr);
+  jcoll::SetReportFolder(folder, "cuda");
+  Ran ran(AllReduce(2, "two_shot"));
+  const auto& call = ran.launched[0].call;
+  call.peers.pad[0]->calls = 17;
+  call.peers.pad[0]->inbox[3][1] = 40;
+  Fail(call.peers.error, ErrorKind::kTimeout, call.op_id);
+  fake::TakeLog();
+  CheckHealth();
+  jcoll::SetReportFolder("", "cuda");
+  const auto log = fake::TakeLog();
+  EXPECT_EQ(log.size(), 1);
+  if (log.empty()) return;
+  EXPECT(Says(log[0], "rank 0 waited 1.5 s for rank 1"));
+  EXPECT(!Says(log[0], "Last calls put on the stream"));
+  const size_t at = log[0].find(folder);
+  EXPECT(at != std::string::npos);
+  if (at == std::string::npos) return;
+  std::ifstream file(log[0].substr(at, log[0].rfind('.') - at));
+  const std::string text((std::istreambuf_iterator<char>(file)), {});
+  EXPECT(Says(text, "{\"runtime\": \"cuda\", \"host\": \""));
+  EXPECT(Says(text, "rank 0 waited 1.5 s for rank 1"));
+  EXPECT(Says(text, "\"last_calls\": [\"jcoll.all_reduce over axis 'x' (float32[8], two_shot)"));
+  EXPECT(Says(text, "\"block\": 3, \"launches_ended\": 17"));
+  EXPECT(Says(text, "{\"rank\": 1, \"epoch\": 40, \"lines_read\": 0}]"));
 }
 
 // The new communicators have the addresses of those that XLA has destroyed.

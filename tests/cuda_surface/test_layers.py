@@ -6,7 +6,6 @@ Values are the business of test_values.py, for the ops, and of tests/layers.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from functools import partial
 from typing import Any
@@ -229,7 +228,6 @@ STEPS = {
         ("all_reduce", "('data', 'expert')", 4),
     },
 }
-SCALAR = r"stablehlo\.all_reduce.*(?:\n.*){3}\n *\}\) : \(tensor<f32>\)"
 
 
 def lowered_step(flags: str) -> tuple[str, list[dict]]:
@@ -249,8 +247,8 @@ def lowered_step(flags: str) -> tuple[str, list[dict]]:
 
 @pytest.mark.parametrize("flags", STEPS, ids=["dense", "experts"])
 def test_step_of_the_example(flags: str) -> None:
-    """Everything goes through jcoll, but for a scalar: the cotangent of the balance loss, which is
-    the same on all ranks, is summed by JAX's own transposition."""
+    """Everything goes through jcoll, the gradient of the balance loss too, which is one value for
+    all ranks: JAX would sum it by its own transposition."""
     pytest.importorskip("optax", reason="comes with jcoll[examples]")
     text, calls = lowered_step(flags)
     for call in calls:
@@ -258,4 +256,4 @@ def test_step_of_the_example(flags: str) -> None:
         assert (call["algorithm"], call["plan_op"]) == ("direct", "")
         assert sorted(call["groups"]) == [*range(4)]
     assert {(c["op"], c["axis"], c["group_size"]) for c in calls} == STEPS[flags]
-    assert len(XLA_COLLECTIVE.findall(text)) == len(re.findall(SCALAR, text))
+    assert not XLA_COLLECTIVE.search(text)

@@ -36,6 +36,9 @@ class Library(ModuleType):
     def set_default_timeout(self, seconds: float) -> None:
         self.told.append(seconds)
 
+    def set_report_folder(self, folder: str) -> None:
+        self.told.append(folder)
+
     def set_plan_maker(self, maker) -> None:
         self.told.append(maker)
 
@@ -133,7 +136,7 @@ def test_set_up(monkeypatch, library) -> None:
     assert args == ("jcoll_cuda_collective", {"execute": "a capsule"})
     assert more["platform"] == "CUDA"
     assert more["traits"].name == "COMMAND_BUFFER_COMPATIBLE"
-    assert library.told == [300.0, cuda.plans.make]
+    assert library.told == [300.0, "", cuda.plans.make]
     assert cuda.registry.on_register == [library.forget_plans]
 
 

@@ -1,0 +1,125 @@
+#include "failure_report.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <mutex>
+
+namespace jcoll {
+namespace {
+
+// What fails after the first ones fails because of them, and a training loop may go on for ever.
+constexpr size_t kMaxFailures = 64;
+
+struct Reports {
+  std::mutex mu;
+  std::string folder, runtime;
+  pid_t pid = 0;  // Whose the failures are: a fork's child begins anew.
+  std::vector<std::string> failures;
+};
+
+Reports& GetReports();
+
+// A fork takes the mutex, so that it is free in the child.
+Reports* NewReports() {
+  pthread_atfork([] { GetReports().mu.lock(); }, [] { GetReports().mu.unlock(); },
+                 [] { GetReports().mu.unlock(); });
+  return new Reports();
+}
+
+Reports& GetReports() {
+  static Reports* reports = NewReports();  // Threads may outlive static destructors.
+  return *reports;
+}
+
+std::string HostName() {
+  char name[256] = {};
+  gethostname(name, sizeof(name) - 1);
+  return name;
+}
+
+std::string Contents(const Reports& reports) {
+  std::string failures;
+  for (const std::string& failure : reports.failures) {
+    failures += (failures.empty() ? "\n" : ",\n") + failure;
+  }
+  return JsonObject({{"runtime", JsonText(reports.runtime)},
+                     {"host", JsonText(HostName())},
+                     {"pid", std::to_string(reports.pid)},
+                     {"failures", "[" + failures + "]"}}) +
+         "\n";
+}
+
+// Whole or not at all: whoever ends the process next may do so at any moment.
+bool Write(const std::string& path, const std::string& contents) {
+  const std::string temporary = path + ".part";
+  std::FILE* file = std::fopen(temporary.c_str(), "w");
+  if (file == nullptr) return false;
+  const bool is_written = std::fwrite(contents.data(), 1, contents.size(), file) == contents.size();
+  const bool is_closed = std::fclose(file) == 0;
+  return is_written && is_closed && std::rename(temporary.c_str(), path.c_str()) == 0;
+}
+
+}  // namespace
+
+std::string JsonText(const std::string& text) {
+  std::string json = "\"";
+  for (const char c : text) {
+    if (static_cast<unsigned char>(c) < 0x20) {
+      char escaped[8];
+      std::snprintf(escaped, sizeof(escaped), "\\u%04x", c);
+      json += escaped;
+    } else {
+      if (c == '"' || c == '\\') json += '\\';
+      json += c;
+    }
+  }
+  return json + "\"";
+}
+
+std::string JsonTexts(const std::vector<std::string>& texts) {
+  std::string json = "[";
+  for (const std::string& text : texts) json += (json.size() > 1 ? ", " : "") + JsonText(text);
+  return json + "]";
+}
+
+std::string JsonObject(const JsonFields& fields) {
+  std::string json = "{";
+  for (const auto& [name, value] : fields) {
+    json += (json.size() > 1 ? ", " : "") + JsonText(name) + ": " + value;
+  }
+  return json + "}";
+}
+
+void SetReportFolder(const std::string& folder, const std::string& runtime) {
+  Reports& reports = GetReports();
+  std::lock_guard<std::mutex> lock(reports.mu);
+  reports.folder = folder;
+  reports.runtime = runtime;
+  reports.failures.clear();
+}
+
+std::string ReportFailure(const std::string& error, const JsonFields& more) {
+  Reports& reports = GetReports();
+  std::lock_guard<std::mutex> lock(reports.mu);
+  if (reports.folder.empty()) return "";
+  if (reports.pid != getpid()) reports.failures.clear();
+  reports.pid = getpid();
+  if (reports.failures.size() >= kMaxFailures) return "";
+  const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
+  JsonFields fields = {{"time", std::to_string(now.count())}, {"error", JsonText(error)}};
+  fields.insert(fields.end(), more.begin(), more.end());
+  reports.failures.push_back(JsonObject(fields));
+  const std::string path = reports.folder + "/jcoll-" + reports.runtime + "-" + HostName() + "-" +
+                           std::to_string(reports.pid) + ".json";
+  if (Write(path, Contents(reports))) return path;
+  std::fprintf(stderr, "jcoll: the report of a failure cannot be written: %s: %s\n", path.c_str(),
+               std::strerror(errno));
+  return "";
+}
+
+}  // namespace jcoll
