@@ -11,9 +11,9 @@ the numbers are the compiled program's arguments, results and temporaries per de
     peak = arguments + results - donated + temporaries
 
 --measured: each step runs twice, in a process of its own, all devices in it. Its peak is by how
-much the peak of the process's resident memory (VmHWM) exceeds what it had when the step was compiled
-and nothing was placed, divided by the devices: state, gradients, temporaries and jcoll's own
-buffers, as far as they are touched.
+much the peak of the process's resident memory (VmHWM) exceeds what it had when the step was
+compiled and nothing was placed, divided by the devices: state, gradients, temporaries and jcoll's
+own buffers, as far as they are touched.
 """
 
 from __future__ import annotations
