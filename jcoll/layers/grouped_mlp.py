@@ -113,16 +113,20 @@ def network(activation: Activation, x: jax.Array, w_in: jax.Array, w_out: jax.Ar
 def tiled(
     activation: Activation, x: jax.Array, w_in: jax.Array, w_out: jax.Array, sizes: jax.Array
 ) -> jax.Array:
-    """The loop over tiles."""
+    """The loop over tiles. Results take the places of rows, where they are as wide: a large buffer
+    of zeros costs more than it seems, a page fault for each 4 KiB."""
+    in_place = w_out.shape[2] == x.shape[1]
 
     def step(tile: _Tile, y: jax.Array, weights: tuple) -> jax.Array:
-        return tile.put(y, network(activation, tile.of(x), *weights))
+        # Read once: XLA fuses a slice into each of its readers, and would copy all of y for them.
+        old = jax.lax.optimization_barrier(tile.of(y))
+        return tile.put(y, network(activation, old if in_place else tile.of(x), *weights), old)
 
     def group(g: Any, y: jax.Array) -> jax.Array:
         weights = tuple(jax.lax.dynamic_index_in_dim(w, g, keepdims=False) for w in (w_in, w_out))
         return _each_tile(sizes, g, x.shape[0], partial(step, weights=weights), y)
 
-    y = _zeros((x.shape[0], w_out.shape[2]), x.dtype, x)
+    y = _in_groups(x, sizes) if in_place else _zeros((x.shape[0], w_out.shape[2]), x.dtype, x)
     return jax.lax.fori_loop(0, sizes.shape[0], group, y)
 
 
@@ -142,7 +146,7 @@ def tiled_vjp(
         _, pull = jax.vjp(partial(network, activation), tile.only(x), *weights)
         part, *parts = pull(tile.only(dy))
         sums = [total + p.astype(wide) for total, p in zip(sums, parts, strict=True)]
-        return tile.put(dx, part), *sums
+        return tile.put(dx, part, tile.of(dx)), *sums
 
     def group(g: Any, carry: tuple) -> tuple:
         dx, *dws = carry
@@ -173,9 +177,9 @@ class _Tile:
         """The group's rows; zeros for the others."""
         return jnp.where(self.inside[:, None], self.of(rows), jnp.zeros((), rows.dtype))
 
-    def put(self, rows: jax.Array, values: jax.Array) -> jax.Array:
-        """`rows` with the group's rows replaced."""
-        values = jnp.where(self.inside[:, None], values, self.of(rows))
+    def put(self, rows: jax.Array, values: jax.Array, old: jax.Array) -> jax.Array:
+        """`rows` with the group's rows replaced; `old` is what the tile has there."""
+        values = jnp.where(self.inside[:, None], values, old)
         return jax.lax.dynamic_update_slice_in_dim(rows, values, self.start, 0)
 
 
@@ -242,6 +246,12 @@ def _activated(activation: Activation, hidden: jax.Array, w_out: jax.Array) -> j
 
 def _wide(x: jax.Array) -> Any:
     return np.promote_types(x.dtype, jnp.float32)
+
+
+def _in_groups(rows: jax.Array, sizes: jax.Array) -> jax.Array:
+    """`rows`, and zeros after the groups."""
+    inside = jnp.arange(rows.shape[0], dtype=sizes.dtype) < sizes.sum(dtype=sizes.dtype)
+    return jnp.where(inside[:, None], rows, jnp.zeros((), rows.dtype))
 
 
 def _zeros(shape: tuple[int, ...], dtype: Any, like: jax.Array) -> jax.Array:
