@@ -84,3 +84,24 @@ def test_measure_zero_memory(tmp_path):
     for shown, ((_, n), peak) in zip(table, of.items(), strict=True):
         assert shown[-1] == pytest.approx(peak / of[0, n], abs=0.00051)
     assert of[3, 8] < of[2, 8] < of[1, 8] < of[0, 8]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells")
+def test_measured_zero_memory(tmp_path):
+    sizes = "--measured --layers=4 --width=512 --rows=1"
+    lines, report = run("measure_zero_memory", tmp_path, *sizes.split())
+    assert lines[0].split() == ["stage", "devices", "peak", "of", "stage", "0"]
+    of = {(row["stage"], row["devices"]): row["peak"] for row in report["rows"]}
+    assert len(of) == 16
+    assert of[3, 8] < of[1, 8] < of[0, 8]
+
+
+def test_measure_overlap(tmp_path):
+    sizes = "--rows 64 --width 128 --calls 3 --layers 4"
+    lines, report = run("measure_overlap", tmp_path, *sizes.split())
+    assert len(lines) == 5
+    shares = report["buckets"]["sync_in_backward"]
+    assert len(shares) == 4
+    assert shares == sorted(shares, reverse=True)
+    assert report["buckets"]["one bucket"] == [0]
+    assert all(row["overlap"] > 0 for row in report["ring"])
