@@ -132,6 +132,9 @@ bool Collective::AdvanceRemote(bool check, int64_t now_ns) {
 
 void Collective::FinishRemote(RemoteWork::Status status, int rank_here) {
   if (status == RemoteWork::Status::kFailed) failure_ = remote_->failure();
+  // libstdc++'s and libc++'s steady clock on Linux is the one that MonotonicNs reads.
+  const Clock::time_point all_came{std::chrono::nanoseconds(remote_->all_came_ns())};
+  last_arrival_ = std::max(last_arrival_, all_came);
   Finish(rank_here);
 }
 

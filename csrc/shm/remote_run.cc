@@ -153,6 +153,7 @@ void RemoteRun::LookForArrivals() {
     }
     if (failure_) return;
   }
+  if (num_missing_ == 0) all_came_ns_ = MonotonicNs();
 }
 
 bool RemoteRun::HasArrived(int process) {

@@ -70,6 +70,7 @@ class RemoteRun : public RemoteWork {
   Status CheckHealth(int64_t now_ns) override;
   bool moved() const override { return moved_; }
   const Failure& failure() const override { return *failure_; }
+  int64_t all_came_ns() const override { return all_came_ns_; }
 
  private:
   struct Counter {
@@ -145,6 +146,7 @@ class RemoteRun : public RemoteWork {
   std::vector<Post*> posts_;      // By process, held; null: not seen yet, or not of the group.
   Post* own_ = nullptr;
   int num_missing_ = 0;  // Processes that have not arrived.
+  int64_t all_came_ns_ = 0;
   ChunkCuts cuts_;
   int64_t lane_nbytes_ = 0;
   bool expose_ = false;  // Our ranks' buffers.

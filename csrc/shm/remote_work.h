@@ -19,6 +19,8 @@ class RemoteWork {
   // Whether the last Advance did anything.
   virtual bool moved() const = 0;
   virtual const Failure& failure() const = 0;
+  // When the last process was found to have come, as MonotonicNs has it; 0: not all have.
+  virtual int64_t all_came_ns() const = 0;
   // MoveList::rows_nbytes of a ragged op: those of all ranks, here or not.
   virtual int64_t rows_nbytes() const { return 0; }
 };

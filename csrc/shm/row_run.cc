@@ -71,6 +71,7 @@ RemoteWork::Status RowRun::Advance() {
   const Status status = run_->Advance();
   if (has_counts_ || status != Status::kDone) return status;
   has_counts_ = true;
+  all_came_ns_ = run_->all_came_ns();
   // All processes find the same mistakes: they have the same counts.
   failure_ = BeginRows();
   return failure_ ? Status::kFailed : run_->Advance();

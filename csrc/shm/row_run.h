@@ -22,6 +22,9 @@ class RowRun : public RemoteWork {
   bool moved() const override { return run_->moved(); }
   int64_t rows_nbytes() const override { return rows_nbytes_; }
   const Failure& failure() const override { return failure_ ? *failure_ : run_->failure(); }
+  int64_t all_came_ns() const override {
+    return all_came_ns_ > 0 ? all_came_ns_ : run_->all_came_ns();
+  }
 
  private:
   bool IsHere(int rank) const;
@@ -41,6 +44,7 @@ class RowRun : public RemoteWork {
   Streams streams_;
   int64_t rows_nbytes_ = 0;
   bool has_counts_ = false;
+  int64_t all_came_ns_ = 0;  // With their counts.
   std::unique_ptr<RemoteRun> run_;
   std::optional<Failure> failure_;
 };

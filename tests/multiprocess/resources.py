@@ -52,6 +52,25 @@ def idle() -> None:
         fn(x).block_until_ready()
 
 
+def late() -> None:
+    """Process 1 comes a second later; what process 0's metrics make of it."""
+    mesh = rank.mesh_of()
+    x = rank.put(mesh, np.ones((mesh.size, 8), np.float32))
+
+    def rows(v: Any) -> Any:
+        return jcoll.all_to_all_v(v, jnp.ones(mesh.size, np.int32), "x", output_size=mesh.size)[0]
+
+    for name, fn in {"blocks": psum, "rows": rows}.items():
+        run = rank.program(fn, mesh)
+        run(x).block_until_ready()
+        jcoll.reset_metrics()
+        if rank.ME == 1:
+            time.sleep(1)
+        run(x).block_until_ready()
+        (row,) = jcoll.metrics()
+        rank.report(name, skew=row["skew_s"], exec=row["exec_s"])
+
+
 def memory(steps: str) -> None:
     """Many small collectives: a loop in one program, and many programs."""
     mesh = rank.mesh_of()

@@ -18,6 +18,13 @@ def test_who_waits_uses_no_cpu() -> None:
         assert report["waiting"] < 0.1  # The aim is 2 %; tests run on busy machines.
 
 
+def test_waiting_for_another_process_is_skew() -> None:
+    first, second = run_ok("resources.py", "late", num_processes=2)
+    for name in ("blocks", "rows"):
+        assert first.report(name)["skew"] > 0.5 > first.report(name)["exec"]
+        assert second.report(name)["skew"] < 0.5
+
+
 @pytest.mark.parametrize(
     ("num_processes", "steps"),
     [
