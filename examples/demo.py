@@ -64,6 +64,8 @@ def main(argv=None) -> int:
     problems = disagreements(losses(jcoll), losses(lax))
     problems += early_disagreements(losses(mesh), losses(lax), "mesh, ")
     print("\n".join(problems) or verdict(jcoll, lax))
+    if note := disturbance(*(cores_used(run) for run in (jcoll, lax))):
+        print(note)
     print(f"wrote {args.plot}, and the histories in {args.out}/")
     return 1 if problems else 0
 
@@ -236,6 +238,21 @@ def verdict(jcoll: dict, lax: dict) -> str:
         f"The losses agree: within {worst:.1e} over the first {len(pairs)} steps, and at the end "
         f"{late_mean(ours):.3f} and {late_mean(losses(lax)):.3f}. Training took the loss from "
         f"{ours[0]:.2f} to {late_mean(ours):.2f}."
+    )
+
+
+def cores_used(run: dict) -> float:
+    """By the median step."""
+    return median_ms(run, "step_cpu_s") / median_ms(run, "step_s")
+
+
+def disturbance(ours: float, theirs: float) -> str:
+    """What to say where one leg had much less of the machine than the other; else nothing."""
+    if max(ours, theirs) < 1.25 * min(ours, theirs):
+        return ""
+    return (
+        f"The legs ran one after the other, and something else kept the machine busy: jcoll had "
+        f"{ours:.1f} cores, lax {theirs:.1f}. Their times do not compare; run it again."
     )
 
 

@@ -42,14 +42,15 @@ def intercept(*, enabled: bool = True) -> Interception:
 
     Covers psum, pmean, pmax, pmin, all_gather, psum_scatter, all_to_all, ppermute, pbroadcast and
     ragged_all_to_all (the last two do not exist on CPU otherwise), and what is written in them.
-    What jcoll cannot serve, e.g. in a mesh with axes that are not manual, over positional axes, or
-    across processes, falls back to lax's own lowering, call by call; `jcoll.explain` tells why.
+    What jcoll cannot serve, e.g. in a mesh with axes that are not manual or over positional axes,
+    falls back to lax's own lowering, call by call; `jcoll.explain` tells why.
 
     What counts is the switch at the time when a function is lowered, which is when it is first
     called, or `lower()`ed. A jitted function has two compiled forms, one for each state.
 
     The context is the calling thread's; it can be nested, entered again, and serves as a decorator.
-    JCOLL_INTERCEPT=1 in the environment turns interception on for all threads of the process.
+    JCOLL_INTERCEPT=1 in the environment turns interception on for all threads of the process, from
+    `import jcoll` on, which is the program's to do, or that of `jcoll launch`.
 
     Args:
       enabled: False turns interception off meanwhile.

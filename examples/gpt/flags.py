@@ -54,7 +54,7 @@ def check_packages(parser, *names: str) -> None:
     if missing := [name for name in names if importlib.util.find_spec(name) is None]:
         parser.error(
             f"{' and '.join(missing)} needed, and not installed. Run pip install "
-            "'jcoll[examples]', in a checkout '.[examples]'."
+            "'.[examples]' in a checkout of jcoll."
         )
 
 

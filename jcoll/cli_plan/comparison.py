@@ -124,13 +124,17 @@ def _as_text(found: Comparison) -> str:
         )
         lines.append(f"{format_size(size):>8}  {'  '.join(cells)}")
     lines += ["", *(_span_line(*run) for run in crossovers(found.sizes, best))]
-    domain = found.topology.domain(found.num_ranks)
-    if domain is not None and "hierarchical" in names:
-        lines += [
-            f"hierarchical: in groups of {domain.ranks} ranks, each of one {domain.name} domain"
-        ]
+    if "hierarchical" in names:
+        lines.append(f"hierarchical: in groups of {_groups(found)}")
     lines += [f"left out: {name}: {reason}" for name, reason in found.left_out.items()]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _groups(found: Comparison) -> str:
+    domain = found.topology.domain(found.num_ranks)
+    if domain is not None:
+        return f"{domain.ranks} ranks, each of one {domain.name} domain"
+    return "the divisor nearest to the square root of the ranks, as one host has them all"
 
 
 def _span_line(first: int, last: int, name: str) -> str:

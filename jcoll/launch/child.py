@@ -104,6 +104,8 @@ def run(is_module: bool) -> None:
     target = sys.argv[0]
     if not sys.flags.safe_path:
         sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.realpath(target))
+    if os.environ.get("JCOLL_INTERCEPT", "0") != "0":  # Programs of lax alone do not import it.
+        import jcoll  # noqa: F401
     if is_module:
         runpy.run_module(target, run_name="__main__", alter_sys=True)
     else:

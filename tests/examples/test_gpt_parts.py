@@ -189,6 +189,11 @@ def test_demo_reports_disagreement(ours, word):
     assert any(word in problem for problem in problems)
 
 
+def test_demo_says_when_its_legs_had_different_machines():
+    assert demo.disturbance(1.8, 1.7) == ""
+    assert "jcoll had 1.0 cores, lax 1.9" in demo.disturbance(1.03, 1.88)
+
+
 @pytest.mark.parametrize(
     ("total", "steps"), [(1, [1]), (7, [1, 2, 5, 7]), (50, [1, 2, 5, 10, 20, 50])]
 )
