@@ -192,3 +192,30 @@ def test_environment(variables, expected):
         [sys.executable, "-c", PROGRAM], env=os.environ | variables, capture_output=True, text=True
     )
     assert program.stdout.strip() == str(expected), program.stderr
+
+
+LAUNCHED = """
+import jax, numpy as np
+P = jax.P
+mesh = jax.make_mesh((2,), ("x",))
+ranks = jax.NamedSharding(mesh, P("x"))
+x = jax.make_array_from_callback((2,), ranks, lambda i: np.arange(2, dtype=np.float32)[i])
+f = jax.shard_map(lambda x: jax.lax.psum(x, "x"), mesh=mesh, in_specs=P("x"), out_specs=P())
+print("sum", float(jax.jit(f)(x)[0]))
+import jcoll
+print("calls", sum(row["calls"] for row in jcoll.metrics()))
+"""
+
+
+def test_launch_sees_to_it_for_programs_of_lax_alone(tmp_path):
+    (tmp_path / "program.py").write_text(LAUNCHED)
+    launched = subprocess.run(
+        [sys.executable, "-m", "jcoll", "launch", "-n", "2", str(tmp_path / "program.py")],
+        env=os.environ | {"JCOLL_INTERCEPT": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert launched.returncode == 0, launched.stderr
+    said = launched.stdout.splitlines()
+    assert all(f"[{rank}] {words}" in said for rank in (0, 1) for words in ("sum 1.0", "calls 1"))

@@ -194,21 +194,6 @@ def test_module(launch):
         assert f"[{rank}] sum 1.0 ['--steps', '--', '-n'] __main__ pack.program\n" in job.out
 
 
-def test_intercepted_program_that_knows_only_lax(launch, monkeypatch):
-    monkeypatch.setenv("JCOLL_INTERCEPT", "1")
-    job = launch(
-        *("-n", "2", "program.py"),
-        program="""
-        print("sum", psum())
-        import jcoll
-        print("calls", sum(row["calls"] for row in jcoll.metrics()))
-        """,
-    )
-    assert job.end() == 0, job.err
-    for rank in range(2):
-        assert {f"[{rank}] sum 1.0\n", f"[{rank}] calls 1\n"} <= set(job.out)
-
-
 # Failures
 
 

@@ -55,9 +55,9 @@ def metrics() -> list[dict[str, Any]]:
     one rank's size S as nccl-tests counts it; `calls`, completed collectives (one per group, not
     per rank); `bytes` = calls * nbytes; `row_bytes`, of ragged ops, the bytes of the rows that were
     sent, over all ranks and calls, those to oneself included (`bytes` counts whole operands);
-    `skew_s`, summed time from first to last arrival, of other processes' ranks as seen from here: it
-    begins with the first rank of this process; `exec_s`, summed time from the last arrival until
-    all outputs of this process were written; `errors`.
+    `skew_s`, summed time from first to last arrival, as seen from this process: from its own first
+    rank on; `exec_s`, summed time from the last arrival until all outputs of this process were
+    written; `errors`.
     Collectives that XLA ran itself (`algorithm="xla"`, and what crosses hosts in `hierarchical`)
     are not seen. Those of several groups, or that overlap, count side by side: the sum can be more
     than the time that has passed.
