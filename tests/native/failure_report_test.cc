@@ -18,11 +18,24 @@
 
 namespace {
 
-std::string NewFolder() {
-  char name[] = "/tmp/jcoll-report-XXXXXX";
-  EXPECT(mkdtemp(name) != nullptr);
-  return name;
-}
+// A new folder that reports go to, as long as this is there.
+class Folder {
+ public:
+  Folder() {
+    char name[] = "/tmp/jcoll-report-XXXXXX";
+    EXPECT(mkdtemp(name) != nullptr);
+    path_ = name;
+    jcoll::SetReportFolder(path_, "cpu");
+  }
+  ~Folder() {
+    jcoll::SetReportFolder("", "cpu");
+    Remove();
+  }
+  void Remove() const { EXPECT_EQ(std::system(("rm -rf " + path_).c_str()), 0); }
+
+ private:
+  std::string path_;
+};
 
 std::string Read(const std::string& path) {
   std::ifstream file(path);
@@ -47,7 +60,7 @@ TEST(Json) {
 TEST(NoFolder) { EXPECT_EQ(jcoll::ReportFailure("lost", {}), ""); }
 
 TEST(FailuresAreAdded) {
-  jcoll::SetReportFolder(NewFolder(), "cpu");
+  const Folder folder;
   const std::string path = jcoll::ReportFailure("first", {{"rank", "3"}});
   EXPECT(path.find("/jcoll-cpu-") != std::string::npos);
   EXPECT(path.find("-" + std::to_string(getpid()) + ".json") != std::string::npos);
@@ -58,7 +71,6 @@ TEST(FailuresAreAdded) {
   EXPECT_EQ(access((path + ".part").c_str(), F_OK), -1);
   for (int i = 0; i < 100; ++i) jcoll::ReportFailure("later", {});
   EXPECT_EQ(Count(Read(path), "\"error\""), 64);
-  jcoll::SetReportFolder("", "cpu");
 }
 
 // A comma, where the locale has one, would be no JSON.
@@ -70,29 +82,27 @@ TEST(TimeHasAPoint) {
   for (const char* name : {"de_DE.UTF-8", "de_DE.utf8", "fr_FR.UTF-8"}) {
     if (std::setlocale(LC_NUMERIC, name) != nullptr) break;  // Not every machine has one.
   }
-  jcoll::SetReportFolder(NewFolder(), "cpu");
+  const Folder folder;
   const std::string text = Read(jcoll::ReportFailure("lost", {}));
   const std::string key = "\"time\": ";
   const size_t begin = text.find(key) + key.size();
   const std::string time = text.substr(begin, text.find(", \"error\"") - begin);
   EXPECT(time.size() > 7 && time[time.size() - 7] == '.');
   EXPECT_EQ(time.find_first_not_of("0123456789."), std::string::npos);
-  jcoll::SetReportFolder("", "cpu");
 }
 
 TEST(ANameThatIsTaken) {
-  jcoll::SetReportFolder(NewFolder(), "cpu");
+  const Folder folder;
   const std::string path = jcoll::ReportFailure("first", {});
   std::remove(path.c_str());
   EXPECT_EQ(mkdir(path.c_str(), 0700), 0);
   EXPECT_EQ(jcoll::ReportFailure("second", {}), "");
   EXPECT_EQ(access((path + ".part").c_str(), F_OK), -1);
-  jcoll::SetReportFolder("", "cpu");
 }
 
 // Its failures are its own, in a file of its own.
 TEST(AForksChild) {
-  jcoll::SetReportFolder(NewFolder(), "cpu");
+  const Folder folder;
   const std::string path = jcoll::ReportFailure("the parent's", {});
   const pid_t child = fork();
   if (child == 0) {
@@ -107,13 +117,12 @@ TEST(AForksChild) {
   EXPECT_EQ(waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
   EXPECT_EQ(Count(Read(path), "\"error\""), 1);
-  jcoll::SetReportFolder("", "cpu");
 }
 
 // Of many threads' failures none is lost, and whoever reads meanwhile finds the file whole.
 TEST(AtOnce) {
   constexpr int kThreads = 8, kFailures = 5;
-  jcoll::SetReportFolder(NewFolder(), "cpu");
+  const Folder folder;
   const std::string path = jcoll::ReportFailure("first", {});
   std::vector<std::thread> threads;
   for (int i = 0; i < kThreads; ++i) {
@@ -127,13 +136,10 @@ TEST(AtOnce) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(Count(Read(path), "\"error\""), 1 + kThreads * kFailures);
-  jcoll::SetReportFolder("", "cpu");
 }
 
 TEST(AFolderThatIsGone) {
-  const std::string folder = NewFolder();
-  jcoll::SetReportFolder(folder, "cpu");
-  rmdir(folder.c_str());
+  const Folder folder;
+  folder.Remove();
   EXPECT_EQ(jcoll::ReportFailure("lost", {}), "");
-  jcoll::SetReportFolder("", "cpu");
 }
