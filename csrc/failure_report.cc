@@ -54,14 +54,26 @@ std::string Contents(const Reports& reports) {
          "\n";
 }
 
-// Whole or not at all: whoever ends the process next may do so at any moment.
-bool Write(const std::string& path, const std::string& contents) {
+// Whole or not at all: whoever ends the process next may do so at any moment. 0, or errno.
+int Write(const std::string& path, const std::string& contents) {
   const std::string temporary = path + ".part";
   std::FILE* file = std::fopen(temporary.c_str(), "w");
-  if (file == nullptr) return false;
-  const bool is_written = std::fwrite(contents.data(), 1, contents.size(), file) == contents.size();
-  const bool is_closed = std::fclose(file) == 0;
-  return is_written && is_closed && std::rename(temporary.c_str(), path.c_str()) == 0;
+  if (file == nullptr) return errno;
+  int error = std::fwrite(contents.data(), 1, contents.size(), file) < contents.size() ? errno : 0;
+  if (std::fclose(file) != 0 && error == 0) error = errno;
+  if (error == 0 && std::rename(temporary.c_str(), path.c_str()) == 0) return 0;
+  if (error == 0) error = errno;
+  std::remove(temporary.c_str());
+  return error;
+}
+
+// Seconds since 1970, with a point whatever the program's locale is.
+std::string Now() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  const auto us = std::chrono::duration_cast<std::chrono::microseconds>(now).count();
+  std::string fraction = std::to_string(us % 1000000);
+  fraction.insert(0, 6 - fraction.size(), '0');
+  return std::to_string(us / 1000000) + "." + fraction;
 }
 
 }  // namespace
@@ -110,15 +122,15 @@ std::string ReportFailure(const std::string& error, const JsonFields& more) {
   if (reports.pid != getpid()) reports.failures.clear();
   reports.pid = getpid();
   if (reports.failures.size() >= kMaxFailures) return "";
-  const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
-  JsonFields fields = {{"time", std::to_string(now.count())}, {"error", JsonText(error)}};
+  JsonFields fields = {{"time", Now()}, {"error", JsonText(error)}};
   fields.insert(fields.end(), more.begin(), more.end());
   reports.failures.push_back(JsonObject(fields));
   const std::string path = reports.folder + "/jcoll-" + reports.runtime + "-" + HostName() + "-" +
                            std::to_string(reports.pid) + ".json";
-  if (Write(path, Contents(reports))) return path;
+  const int failed = Write(path, Contents(reports));
+  if (failed == 0) return path;
   std::fprintf(stderr, "jcoll: the report of a failure cannot be written: %s: %s\n", path.c_str(),
-               std::strerror(errno));
+               std::strerror(failed));
   return "";
 }
 

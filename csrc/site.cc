@@ -55,11 +55,9 @@ bool ExpireAll(Executor::Clock::time_point now) {
   // Without the lock: a full pipe may hold the writer up, and a continuation may destroy an
   // executable and so a site. The text goes to stderr as well because the missing rank may yet
   // enter a collective of XLA's own, which the failed ranks will not reach: XLA then ends the
-  // process before the exception is seen.
-  for (const std::string& text : expired.texts) {
-    std::fprintf(stderr, "%s\n", text.c_str());
-    ReportWithMetrics(text);
-  }
+  // process before the exception is seen. To the report before that, for the pipe's sake.
+  for (const std::string& text : expired.texts) ReportWithMetrics(text);
+  for (const std::string& text : expired.texts) std::fprintf(stderr, "%s\n", text.c_str());
   Executor::Get().Push(std::move(expired.tasks), Executor::Wake::kAll);
   return any_open;
 }

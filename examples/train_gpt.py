@@ -85,7 +85,8 @@ def first_state(trainer):
         return parallel.first_state(trainer)
     except (OSError, ValueError, RuntimeError) as error:
         if not trainer.args.resume or type(error).__module__.startswith("jax"):
-            raise  # Not what jcoll.layers.restore raises of a checkpoint, but a bug.
+            raise  # A bug.
+        # What jcoll.layers.restore says of a checkpoint.
         raise Stopped(f"--resume {trainer.args.resume}: {error}") from None
 
 

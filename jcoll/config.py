@@ -73,13 +73,19 @@ def _folder(env: Mapping[str, str], name: str) -> str:
     path = env.get(name, "")
     if not path:
         return ""
+    why = ""
     try:
         os.makedirs(path, exist_ok=True)
     except OSError as e:
+        why = f"is no folder and cannot be made one ({e.strerror})"
+    else:
+        if not os.access(path, os.W_OK | os.X_OK):
+            why = "cannot be written to"
+    if why:
         raise ValueError(
-            f"jcoll: {name}={path!r} in the environment is no folder and cannot be made one"
-            f" ({e.strerror}).\n  Set it to a folder that can be written to, or unset it."
-        ) from None
+            f"jcoll: {name}={path!r} in the environment {why}.\n"
+            "  Set it to a folder that can be written to, or unset it."
+        )
     return os.path.abspath(path)
 
 

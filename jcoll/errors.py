@@ -45,4 +45,4 @@ def is_command_line() -> bool:
         return program == "jcoll"
     # So it is while the packages of any `python -m` program are imported.
     named = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv[1:])]
-    return named[-2:] == ["-m", "jcoll"] or named[-1:] == ["-mjcoll"]
+    return named[-1:] == ["jcoll"] or named[-1:] == ["-mjcoll"]  # After -m, -um, ...

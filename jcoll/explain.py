@@ -107,7 +107,7 @@ def _costs(row: Decision) -> str:
 def candidate_lines(found: Sequence[Candidate], chosen: str, dtype: str) -> Iterator[str]:
     """A table of candidates; a star marks the chosen one."""
     if dtype != DTYPE and any(c.us is not None for c in found):
-        yield f"(costs are of {DTYPE}, as many bytes; {dtype} is not measured)"
+        yield f"(costs are those of as many bytes of {DTYPE}; {dtype} is not measured)"
     rows = [
         (
             "*" if c.algorithm == chosen else "",

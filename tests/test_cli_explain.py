@@ -48,9 +48,9 @@ def test_one_process(run):
 
 def test_other_dtypes_than_the_measured_one(run):
     flags = ["all_gather", "--size", "4K", "--mesh", "x=4"]
-    note = "(costs are of float32, as many bytes; int4 is not measured)\n"
+    note = "(costs are those of as many bytes of float32; int4 is not measured)\n"
     assert note in run(*flags, "--dtype", "int4")
-    assert "costs are of" not in run(*flags)
+    assert "costs are those of" not in run(*flags)
 
 
 def test_algorithms_of_the_users(run, tmp_path):

@@ -314,6 +314,8 @@ def test_gpus_that_jax_does_not_use(monkeypatch, capsys) -> None:
         (["python", "-m", "jcoll", "doctor"], ["-m", "doctor"], True),
         (["python", "-X", "dev", "-m", "jcoll"], ["-m"], True),
         (["python", "-mjcoll", "bench", "jcoll"], ["-m", "bench", "jcoll"], True),
+        (["python", "-um", "jcoll", "info"], ["-m", "info"], True),
+        (["python", "-m", "jcoll.bench.child", "jcoll"], ["-m", "jcoll"], False),
         (["python", "/usr/bin/jcoll", "doctor"], ["/usr/bin/jcoll", "doctor"], True),
         (["python", "-m", "mine", "-m", "jcoll"], ["-m", "-m", "jcoll"], False),
         (["python", "train.py", "doctor"], ["train.py", "doctor"], False),

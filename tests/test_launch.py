@@ -473,6 +473,15 @@ def test_gloo_without_news(line, expected):
     assert is_noise(line) is expected
 
 
+def test_much_of_gloo_and_then_news():
+    """As ranks of two digits write it on one line: looked at in one pass."""
+    line = 200 * (CONNECTED.replace(b"3", b"13").replace(b"7", b"15") + b"15")
+    begun = time.monotonic()
+    assert is_noise(line)
+    assert not is_noise(line + b"loss 3")
+    assert time.monotonic() - begun < 1
+
+
 def test_who_failed_first():
     missed = Fate(status=1, reported=1, reported_at=2.0)
     raised = Fate(status=1, reported=1, reported_at=1.0)

@@ -48,7 +48,8 @@ class Clique {
   // tries then, alone until its deadline where only this rank had failed.
   bool IsCurrent();
 
-  // From here on: after Join succeeded. The offer is complete if not all sites were by NCCL.
+  // From here on: after Join succeeded. What the offer says of peers' memory is known only once a
+  // site has joined that is not by NCCL.
   const Offer& offer() const { return offer_; }
   const Communicator& communicator() const { return *communicator_; }
   int rank() const { return communicator_->rank(); }

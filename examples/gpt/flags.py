@@ -53,8 +53,8 @@ def check_packages(parser, *names: str) -> None:
     """Ends the program, before jax starts, unless the packages are there."""
     if missing := [name for name in names if importlib.util.find_spec(name) is None]:
         parser.error(
-            f"{' and '.join(missing)} needed, and not installed. Run pip install "
-            "'.[examples]' in a checkout of jcoll."
+            f"this program needs {' and '.join(missing)}, which this Python does not have. Run "
+            "pip install '.[examples]' in a checkout of jcoll."
         )
 
 

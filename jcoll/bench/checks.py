@@ -179,8 +179,8 @@ def _check_ops(args: argparse.Namespace, job: Job) -> None:
     known = {*RESERVED, *(name for op in job.ops for name in registry.names(op))}
     if job.algorithm not in known:
         raise UsageError(
-            f"--algorithm is {job.algorithm!r}; of {', '.join(job.ops)} needed is one of "
-            f"{', '.join(sorted(known))}"
+            f"--algorithm is {job.algorithm!r}, which is no algorithm of {', '.join(job.ops)}; "
+            f"one of {', '.join(sorted(known))} is needed"
         )
     _check_rooted(args, job)
     fixed = [op for op, entry in entries.items() if not entry.repeats]

@@ -49,7 +49,7 @@ examples:
   python -m jcoll plan simulate all_reduce -n 256 --topology mine.toml --plot times.svg --json
 
 size: the array of all_reduce, broadcast and reduce; else all blocks together (as in bench).
-hierarchical has the ranks of the nearest domain, as those of one NVSwitch, as its groups.
+hierarchical: a group is the ranks of the topology's smallest domain, such as one NVSwitch.
 Alpha-beta model: docs/topologies.md says what it knows and what not, and the format of files.
 
 topologies:

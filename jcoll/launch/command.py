@@ -35,11 +35,11 @@ examples:
   python -m jcoll launch -n 2 --devices-per-process 4 -m mypackage.train
   python -m jcoll launch -n 4 --hosts 2 --timeout 600 --log-dir logs train.py
 
-Each line of output has its rank in front; those of gloo that ranks have connected are in the logs
-only. The first rank to fail ends all: the others have 2 s to say what they miss, then they are
-stopped, and its traceback comes last. Ctrl-C (SIGINT, SIGTERM, SIGHUP) interrupts all; those that
-still run after 5 s show where they are and are stopped; a second one kills at once. Should the
-launcher itself be killed, the kernel kills the processes with it.
+Each line of output has its rank in front; gloo's lines, which say that ranks have connected, are
+in the logs only. The first rank to fail ends all: the others have 2 s to say what they miss, then
+they are stopped, and its traceback comes last. Ctrl-C (SIGINT, SIGTERM, SIGHUP) interrupts all;
+those that still run after 5 s show where they are and are stopped; a second one kills at once.
+Should the launcher itself be killed, the kernel kills the processes with it.
 
 set for each process: JAX_PLATFORMS, JAX_NUM_CPU_DEVICES, JAX_CPU_COLLECTIVES_IMPLEMENTATION,
 JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, JAX_PROCESS_ID, PYTHONUNBUFFERED, JCOLL_HOST_ID with

@@ -155,9 +155,12 @@ BAD = [
     (["all_reduce", "--plot", "f.bmp"], "--plot is f.bmp, with .bmp; one of .png, .svg, .pdf"),
     (
         ["all_reduce", "--algorithm", "rnig"],
-        "--algorithm is 'rnig'; of all_reduce needed is one of",
+        "--algorithm is 'rnig', which is no algorithm of all_reduce; one of auto, ",
     ),
-    (["all_to_all", "--algorithm", "tree"], "--algorithm is 'tree'; of all_to_all needed is one"),
+    (
+        ["all_to_all", "--algorithm", "tree"],
+        "--algorithm is 'tree', which is no algorithm of all_to_all",
+    ),
     (["all_reduce", "-d", "int4"], "'int4' has 4 bits"),
 ]
 

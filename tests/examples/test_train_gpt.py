@@ -226,7 +226,9 @@ def test_what_is_no_bug_ends_without_a_traceback(flags, words, capsys):
 
 def test_what_is_not_installed(monkeypatch, capsys):
     monkeypatch.setattr(importlib.util, "find_spec", {"rich": "there"}.get)
-    assert "optax needed, and not installed. Run pip install" in refused(capsys, "--steps=1")
+    assert "needs optax, which this Python does not have. Run pip install" in refused(
+        capsys, "--steps=1"
+    )
 
 
 def test_seconds_under_launch(monkeypatch, capsys):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 from functools import cache
+from pathlib import Path
 
 import pytest
 from multiprocess.jobs import Result, run
@@ -60,15 +62,16 @@ CASES = [
 
 
 @pytest.mark.parametrize(("how", "when"), CASES)
-def test_gone(how: str, when: str) -> None:
-    """Process 1 of 3 dies, ends or stops: the others get an exception, and go on by themselves."""
+def test_gone(how: str, when: str, tmp_path: Path) -> None:
+    """Process 1 of 3 dies, ends or stops: the others get an exception, of which each has a report,
+    and go on by themselves."""
     results = run(
         "faults.py",
         how,
         when,
         num_processes=3,
         wait_for=list(OTHERS),
-        env={"JCOLL_TIMEOUT": str(TIMEOUT_S)},
+        env={"JCOLL_TIMEOUT": str(TIMEOUT_S), "JCOLL_REPORT_DIR": str(tmp_path)},
     )
     assert not any(is_alive(r.pid) for r in results)
     wrong_at = results[VICTIM].report("wrong")["at"]
@@ -82,6 +85,9 @@ def test_gone(how: str, when: str) -> None:
         assert failed["text"].startswith(DOCUMENTED), failed["text"]
         assert re.search(r"jcoll\.all_reduce over axis 'x' .*faults\.py:\d+", failed["text"])
         assert "rank 1 (process 1)" in failed["text"], failed["text"]
+        (path,) = tmp_path.glob(f"jcoll-cpu-*-{results[i].pid}.json")
+        reported = [failure["error"] for failure in json.loads(path.read_text())["failures"]]
+        assert any(error in failed["text"] for error in reported), reported
         seconds = failed["at"] - wrong_at
         print(f"{how} {when}: process {i} after {seconds:.2f} s: {failed['text']}")
         if how == "stop":

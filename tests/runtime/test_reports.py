@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 
 import pytest
@@ -38,6 +39,12 @@ def test_a_rank_that_never_comes(tmp_path) -> None:
     assert (sites["all_gather"]["calls"], sites["all_gather"]["errors"]) == (1, 0)
     assert (sites["all_reduce"]["calls"], sites["all_reduce"]["errors"]) == (0, 1)
     assert sites["all_reduce"]["num_ranks"] == 8
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # Root may write everywhere.
+    with pytest.raises(ValueError, match=r"JCOLL_REPORT_DIR='.*' .* cannot be written to"):
+        Config.from_environment({"JCOLL_REPORT_DIR": str(tmp_path)})
 
 
 def test_no_folder(tmp_path) -> None:
