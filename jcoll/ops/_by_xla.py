@@ -1,0 +1,38 @@
+"""XLA's collectives on CPU, which know no numbers of less than a byte.
+
+Between processes gloo reads and writes them as if each had a byte of its own, which they have not:
+it leaves the rest of a buffer as it was, or writes beyond its end. So they travel as larger ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jcoll.comm.mesh import Call
+from jcoll.ops._reductions import accumulation_dtype
+
+
+def by_xla(spec: Any, *arrays: Any, call: Call, platform: str, **static: Any) -> list[Any]:
+    """spec.xla, of any type."""
+    if platform != "cpu" or not any(_is_packed(x.dtype) for x in arrays):
+        return spec.xla(*arrays, call=call, platform=platform, **static)
+    dtypes = [dtype for _, dtype in spec.shapes([*map(jax.typeof, arrays)], call, **static)]
+    wide = [x.astype(accumulation_dtype(x.dtype)) if _is_packed(x.dtype) else x for x in arrays]
+    results = spec.xla(*wide, call=call, platform=platform, **static)
+    return [_narrowed(y, dtype, spec) for y, dtype in zip(results, dtypes, strict=True)]
+
+
+def _narrowed(y: Any, dtype: Any, spec: Any) -> Any:
+    if spec.index_inputs and jnp.issubdtype(dtype, jnp.integer):
+        # Nothing is added up, but the lowest integer may stand for an error.
+        y = jnp.clip(y, jnp.iinfo(dtype).min, jnp.iinfo(dtype).max)
+    return y.astype(dtype)
+
+
+def _is_packed(dtype: Any) -> bool:
+    if jnp.issubdtype(dtype, jnp.floating):
+        return jnp.finfo(dtype).bits < 8
+    return jnp.issubdtype(dtype, jnp.integer) and jnp.iinfo(dtype).bits < 8
