@@ -280,3 +280,23 @@ def test_integers_of_less_than_a_byte_by_xla(dtype: str) -> None:
     np.testing.assert_array_equal(got[3][1], x[:, 2:4].ravel())
     limits = jnp.iinfo(dtype)  # What stands for an error.
     assert (got[5] == (limits.min if dtype.startswith("i") else limits.max)).all()
+
+
+@pytest.mark.parametrize("op", ["max", "min"])
+def test_nan_where_only_xla_serves(op: str) -> None:
+    """On some axes of a mesh, of which others are XLA's to divide: `auto` is then "xla"."""
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
+    x = np.arange(2.0 * 50, dtype=np.float32).reshape(2, -1)
+    x[0, ::3] = x[1, ::5] = np.nan
+
+    def f(v: Any) -> Any:
+        return jcoll.all_reduce(v, "x", op=op), jcoll.reduce(v, "x", op=op)
+
+    mapped = jax.shard_map(
+        f, mesh=mesh, in_specs=P("x"), out_specs=P("x"), axis_names={"x"}, check_vma=False
+    )
+    placed = jax.device_put(x, NamedSharding(mesh, P("x")))
+    assert {row.algorithm for row in jcoll.explain(mapped, placed)} == {"xla"}
+    everywhere, at_root = jax.jit(mapped)(placed)
+    np.testing.assert_array_equal(everywhere, np.tile(getattr(x, op)(0), (2, 1)))
+    np.testing.assert_array_equal(at_root[0], getattr(x, op)(0))
