@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <mutex>
@@ -76,18 +77,45 @@ std::string Now() {
   return std::to_string(us / 1000000) + "." + fraction;
 }
 
+// How many bytes of UTF-8 the character at `at` has, or 0: it is none.
+size_t CharacterSize(const std::string& text, size_t at) {
+  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[at + i]); };
+  if (byte(0) < 0x80) return 1;
+  const size_t n = byte(0) >= 0xf0 ? 4 : byte(0) >= 0xe0 ? 3 : 2;
+  if (byte(0) < 0xc2 || byte(0) > 0xf4 || at + n > text.size()) return 0;
+  for (size_t i = 1; i < n; ++i) {
+    if ((byte(i) & 0xc0) != 0x80) return 0;
+  }
+  // Longer forms of what is shorter, halves of surrogate pairs, what is beyond Unicode.
+  const unsigned first_two = byte(0) << 8 | byte(1);
+  if ((byte(0) == 0xe0 && byte(1) < 0xa0) || (byte(0) == 0xed && byte(1) > 0x9f)) return 0;
+  return n == 4 && (first_two < 0xf090 || first_two > 0xf48f) ? 0 : n;
+}
+
+// Seconds since 1970. Not std::to_string, whose comma is the locale's.
+std::string Now() {
+  using std::chrono::microseconds;
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  const int64_t us = std::chrono::duration_cast<microseconds>(now).count();
+  const std::string fraction = std::to_string(us % 1000000 + 1000000).substr(1);
+  return std::to_string(us / 1000000) + "." + fraction;
+}
+
 }  // namespace
 
 std::string JsonText(const std::string& text) {
   std::string json = "\"";
-  for (const char c : text) {
-    if (static_cast<unsigned char>(c) < 0x20) {
+  for (size_t at = 0, n; at < text.size(); at += n) {
+    n = CharacterSize(text, at);
+    const auto c = static_cast<unsigned char>(text[at]);
+    if (n == 0 || c < 0x20) {
       char escaped[8];
-      std::snprintf(escaped, sizeof(escaped), "\\u%04x", c);
+      std::snprintf(escaped, sizeof(escaped), "\\u%04x", n == 0 ? 0xfffdu : c);
       json += escaped;
+      n = 1;
     } else {
       if (c == '"' || c == '\\') json += '\\';
-      json += c;
+      json.append(text, at, n);
     }
   }
   return json + "\"";

@@ -10,6 +10,7 @@ namespace jcoll {
 
 using JsonFields = std::vector<std::pair<std::string, std::string>>;  // Names, and values in JSON.
 
+// Bytes that are no UTF-8 become U+FFFD each.
 std::string JsonText(const std::string& text);
 std::string JsonTexts(const std::vector<std::string>& texts);
 std::string JsonObject(const JsonFields& fields);

@@ -18,7 +18,7 @@ def check_health() -> list[str]:
 def set_default_timeout(seconds: float) -> None:
     """The deadline of the collectives that name none."""
 
-def set_report_folder(folder: str) -> None:
+def set_report_folder(folder: str | bytes) -> None:
     """Where failures are written to, in a file of this process; "": nowhere."""
 
 def set_plan_maker(maker: Callable[[str, str, int, int], bytes]) -> None:

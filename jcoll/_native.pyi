@@ -15,7 +15,7 @@ def reset_metrics() -> None:
 def set_default_timeout(seconds: float) -> None:
     """The deadline of the collectives that name none."""
 
-def set_report_folder(folder: str) -> None:
+def set_report_folder(folder: str | bytes) -> None:
     """Where failures are written to, in a file of this process; "": nowhere."""
 
 def set_num_threads(num_threads: int) -> None:

@@ -44,12 +44,17 @@ enum class PostState : uint32_t {
 template <size_t kSize>
 class SharedText {
  public:
-  // What does not fit is cut off, and ends in "...".
+  // What does not fit is cut off, between characters of UTF-8, and ends in "...".
   void Set(const std::string& text) {
     char bytes[kSize] = {};
-    const size_t n = std::min(text.size(), kSize - 1);
+    size_t n = text.size();
+    if (n >= kSize) {
+      n = kSize - 4;
+      while (n > 0 && (static_cast<unsigned char>(text[n]) & 0xc0) == 0x80) --n;
+      std::memcpy(bytes + n, "...", 3);
+    }
     std::memcpy(bytes, text.data(), n);
-    if (n < text.size()) std::memcpy(bytes + n - 3, "...", 3);
+    n = std::min(text.size(), n + 3);
     for (size_t i = 0; i <= n / 8; ++i) {
       uint64_t word;
       std::memcpy(&word, bytes + 8 * i, 8);

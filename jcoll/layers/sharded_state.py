@@ -342,6 +342,9 @@ class _Checkpoint:
         self._blocks: list[list[dict[str, Any]]] = [[] for _ in self._index]
         for process in range(self.manifest["num_processes"]):
             for block in self._read_json(_process_file(process))["blocks"]:
+                leaf = self.manifest["leaves"][block["leaf"]]
+                if not _is_within(block, leaf["shape"]):
+                    raise TypeError(f"block {block} of a leaf of shape {leaf['shape']}")
                 self._blocks[block["leaf"]].append(block)
 
     def check_leaves(self, wanted: dict[str, Layout], cast: bool, strict: bool) -> None:
@@ -401,7 +404,7 @@ class _Checkpoint:
             raw = np.load(path, mmap_mode="r", allow_pickle=False)
         except FileNotFoundError:
             raise ValueError(self._damaged(f"file {block['file']} is missing")) from None
-        except (ValueError, EOFError, OSError) as error:
+        except Exception as error:  # Its header is Python, and what reads it raises what it likes.
             problem = f"file {block['file']} cannot be read ({error})"
             raise ValueError(self._damaged(problem)) from None
         if block["file"] not in self._sound:
@@ -453,3 +456,13 @@ class _Checkpoint:
 
     def _text(self, problem: str, fix: str) -> str:
         return errors.text(self.where, problem, fix)
+
+
+def _is_within(block: dict[str, Any], shape: list[int]) -> bool:
+    """Whether a block names a file, and a part of an array of that shape."""
+    start, size = block["start"], block["shape"]
+    if len(start) != len(shape) or len(size) != len(shape) or not isinstance(block["file"], str):
+        return False
+    if not all(type(n) is int for n in (*start, *size)):
+        return False
+    return all(0 <= a <= a + n <= most for a, n, most in zip(start, size, shape, strict=True))

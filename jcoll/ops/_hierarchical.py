@@ -39,6 +39,7 @@ from jcoll.algorithms.hierarchical import HIERARCHICAL_OPS
 from jcoll.comm.group import Groups
 from jcoll.comm.mesh import Call
 from jcoll.ops import _primitive
+from jcoll.ops._by_xla import by_xla
 from jcoll.ops._reductions import accumulation_dtype, reduce_stacked
 from jcoll.tuning.candidates import NO_LEVELS, ON_HOSTS
 
@@ -121,7 +122,7 @@ def among(name: str, x: Any, *, call: Call, levels: Split, **static: Any) -> Any
     spec = _primitive.SPECS[name]
     outer = replace(call, op=name, algorithm=levels.across)
     if levels.across == "xla":  # Nothing to be chosen, or told by explain.
-        return spec.xla(x, call=outer, platform="cpu", **static)[0]
+        return by_xla(spec, x, call=outer, platform="cpu", **static)[0]
     return _primitive.bind(spec, x, call=outer, **static)[0]
 
 

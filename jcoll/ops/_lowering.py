@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jcoll import _compat, errors
 from jcoll.comm.mesh import Call, configured_algorithm
 from jcoll.ops import _cpu, _cuda, _hierarchical, _selection
+from jcoll.ops._by_xla import by_xla
 from jcoll.runtime import decisions, world
 from jcoll.tuning.candidates import ON_HOSTS, Request, refusal, serving
 from jcoll.tuning.select import automatic
@@ -34,10 +35,10 @@ def _lower(spec: Any, platform: str, ctx: Any, *args: Any, call: Call, **static:
     # XLA's, where it is asked for, need not wait for other processes to tell where they are.
     joined = call.algorithm != "xla" or jax.process_count() == 1
     decisions.record(call, ctx.avals_in, algorithm, reason, request if joined else None)
-    call = replace(call, algorithm=algorithm)
     if algorithm == "xla" and not _is_alone(spec, call):
-        fn = partial(spec.xla, call=call, platform=platform, **static)
+        fn = partial(by_xla, spec, call=call, platform=platform, **static)
     else:
+        call = replace(call, algorithm=algorithm)
         fn = partial(run, spec, platform, ctx, call=call, **static)
     with _compat.untyped_axes():
         return _compat.lower_fun(fn, multiple_results=True)(ctx, *args)

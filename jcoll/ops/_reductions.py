@@ -77,10 +77,18 @@ def reduce_stacked(xp: Any, xs: Any, op: str) -> Any:
     elif op == "prod":
         y = xs.prod(axis=0, dtype=xs.dtype)
     elif op in ("max", "min"):
-        y = getattr(xs, op)(axis=0)
+        y = _extreme(xp, xs, op)
     else:
         y = getattr(xp, f"bitwise_{op}").reduce(xs, axis=0)
     return y.astype(dtype)
+
+
+def _extreme(xp: Any, xs: Any, op: str) -> Any:
+    y = getattr(xs, op)(axis=0)
+    if xp is np or not jnp.issubdtype(xs.dtype, jnp.floating):
+        return y
+    # XLA's own reduction on CPU loses NaN where it is vectorised.
+    return jnp.where(jnp.isnan(xs).any(axis=0), jnp.asarray(jnp.nan, y.dtype), y)
 
 
 def divide(total: Any, num_ranks: Any) -> Any:

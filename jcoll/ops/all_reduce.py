@@ -48,7 +48,7 @@ def all_reduce(
       x: array, or pytree of arrays, of any shape; the same on all ranks.
       axis_name: mesh axis, or tuple of axes.
       op: "sum", "mean", "max", "min", "prod"; "and", "or" for bools (logical) and integers
-        (bitwise). A NaN on any rank gives NaN, in max and min too (XLA:CPU's lose it). float16,
+        (bitwise). A NaN on any rank gives NaN, in max and min too (on CPU "xla" loses it). float16,
         bfloat16 and 8-bit floats are accumulated in float32 and rounded once; integers wrap; a mean
         of integers is a float; bools are counted in int32.
       axis_index_groups: reduces within each group of indices of the axis; each index once.

@@ -6,6 +6,7 @@ Registered at import, as runtime/native.py does; on a machine without a GPU that
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -94,7 +95,7 @@ _library, _why_not_loaded = _load()
 
 def _set_up(library: Any) -> None:
     library.set_default_timeout(config.timeout_s)
-    library.set_report_folder(config.report_dir)
+    library.set_report_folder(os.fsencode(config.report_dir))
     library.set_plan_maker(plans.make)
     registry.on_register.append(library.forget_plans)
     for name, stages in library.targets().items():

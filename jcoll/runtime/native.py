@@ -6,6 +6,7 @@ the persistent compilation cache find them too.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import jax
@@ -34,7 +35,7 @@ isa, num_threads = _native.isa, _native.num_threads
 
 def _set_up() -> None:
     _native.set_default_timeout(config.timeout_s)
-    _native.set_report_folder(config.report_dir)
+    _native.set_report_folder(os.fsencode(config.report_dir))  # Names need not be UTF-8.
     if config.num_threads:
         _native.set_num_threads(config.num_threads)
     if config.isa != "best" and not _native.set_isa(config.isa):

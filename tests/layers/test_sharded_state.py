@@ -191,6 +191,20 @@ def test_cut_file(saved):
     refused(saved, "damaged: file 00008-.* cannot be read")
 
 
+def test_flipped_header(saved):
+    """The header is Python; its parser's errors are none of damage."""
+    path = next(saved[0].glob("00008-*.npy"))
+    whole = path.read_bytes()
+    for at in range(len(whole) - 48):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+        problem = ""
+        try:
+            sharded_state.restore(*saved[:2], "data", saved[2])
+        except ValueError as error:
+            problem = str(error)
+        assert not problem or "damaged: file 00008-" in problem
+
+
 def test_missing_process_file(saved):
     (saved[0] / "process-00000.json").unlink()
     refused(saved, r"damaged: process-00000.json cannot be read")
@@ -203,6 +217,19 @@ def test_missing_block(saved):
     content["blocks"] = [b for b in content["blocks"] if b["leaf"] != 8 or b["start"] == [0, 0]]
     path.write_text(json.dumps(content))
     refused(saved, r"damaged: of leaf \['w'\] there are 12 elements of 48")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("start", [-1, 0]), ("start", [10**30, 0]), ("start", None), ("shape", ["x", 1]), ("file", 1)],
+)
+def test_block_that_is_none(key, value, saved):
+    path = saved[0] / "process-00000.json"
+    content = json.loads(path.read_text())
+    del content["crc32"]  # As in checkpoints of before there was one.
+    content["blocks"][-1][key] = value
+    path.write_text(json.dumps(content))
+    refused(saved, "damaged: its JSON files are not as save")
 
 
 @pytest.mark.parametrize(

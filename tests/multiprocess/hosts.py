@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import rank
 from jax import lax
@@ -96,8 +97,9 @@ def check_rounding(mesh, dtype, large, step):
 
 
 def check_nan(mesh):
-    """Which max or min loses the NaN of the first or of the last host."""
-    x = np.arange(jax.device_count() ** 2 * 3, dtype=np.float32)
+    """Which max or min loses the NaN of the first or of the last host, in an array so wide that
+    XLA reduces it in vectors."""
+    x = np.arange(jax.device_count() ** 2 * 3000, dtype=np.float32)
     x = x.reshape(jax.device_count(), -1)
     x[1, 0] = x[-1, 1] = np.nan
     fns = {
@@ -115,6 +117,34 @@ def check_nan(mesh):
     return {f"{k} of NaN": y.tolist() for k, y in first_two.items() if not np.isnan(y).all()}
 
 
+PACKED = {
+    "max": lambda v: jcoll.all_reduce(v, "x", op="max"),
+    "and": lambda v: jcoll.all_reduce(v, "x", op="and"),
+    "scattered sum": lambda v: jcoll.reduce_scatter(v, "x", tiled=True),
+    "all_gather": lambda v: jcoll.all_gather(v, "x", tiled=True),
+    "all_to_all": lambda v: jcoll.all_to_all(v, "x", 0, 0, tiled=True),
+    "all_to_all_v": lambda v: jcoll.all_to_all_v(
+        v, jnp.full(jax.device_count(), 3), "x", output_size=v.size
+    )[0],
+    "broadcast": lambda v: jcoll.broadcast(v, "x", root=1),
+}
+
+
+def check_packed(mesh, dtype):
+    """Which ops do not do with integers of less than a byte what they do with larger ones."""
+    n, signed = jax.device_count(), dtype.startswith("i")
+    x = np.random.default_rng(0).integers(-2 * signed, 2, n * n * 10).astype(np.int32)
+    wrong = {}
+    for name, f in PACKED.items():
+        fn = spmd(lambda v, f=f: f(v.astype(dtype)).astype(jnp.int32), mesh)
+        wide = spmd(lambda v, f=f: f(v).astype(dtype).astype(jnp.int32), mesh)
+        shards = (g(put(mesh, x)).addressable_shards for g in (fn, wide))
+        pairs = zip(*shards, strict=True)
+        if not all(np.array_equal(a.data, b.data) for a, b in pairs):
+            wrong[f"{name} of {dtype}"] = "is not that of int32"
+    return wrong
+
+
 def values():
     flat, both = mesh_of(), mesh_of(host=2, local=jax.device_count() // 2)
     rows = [
@@ -130,6 +160,8 @@ def values():
         check_nan(flat)
         | check_rounding(flat, "bfloat16", 256, 2)
         | check_rounding(flat, "float8_e5m2", 4, 1)
+        | check_packed(flat, "int2")
+        | check_packed(flat, "uint4")
     )
     report("values", rows=rows, wrong=wrong, pieces=check_pieces(flat))
 

@@ -57,6 +57,22 @@ TEST(Json) {
   EXPECT_EQ(jcoll::JsonObject({{"a", "1"}, {"b", "[]"}}), "{\"a\": 1, \"b\": []}");
 }
 
+TEST(JsonIsUtf8) {
+  for (const char* good : {"\u00e9", "\u20ac", "\ud7ff\ue000", "\U0001f600", "\U0010ffff"}) {
+    EXPECT_EQ(jcoll::JsonText(good), "\"" + std::string(good) + "\"");
+  }
+  for (const char* bad :
+       {"\xff", "\x80", "\xc3", "\xc1\xbf", "\xe2\x82", "\xe0\x9f\xbf", "\xed\xa0\x80",
+        "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80", "\xf5\x80\x80\x80"}) {
+    std::string replaced;
+    for (size_t i = 0; bad[i] != '\0'; ++i) replaced += "\\ufffd";
+    EXPECT_EQ(jcoll::JsonText(bad), "\"" + replaced + "\"");
+  }
+  EXPECT_EQ(jcoll::JsonText("\xe2\x82"
+                            "a\u00e9"),
+            "\"\\ufffd\\ufffda\u00e9\"");
+}
+
 TEST(NoFolder) { EXPECT_EQ(jcoll::ReportFailure("lost", {}), ""); }
 
 TEST(FailuresAreAdded) {

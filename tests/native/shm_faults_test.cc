@@ -453,6 +453,8 @@ TEST(TextThatDoesNotFitSaysSo) {
   }
   text.Set("1234567890123456");
   EXPECT_EQ(text.Get(), "123456789012...");
+  text.Set("1234567890\u20ac\u20ac");  // No half of a character.
+  EXPECT_EQ(text.Get(), "1234567890...");
 }
 
 // Not that XLA does that. Run ids may wrap around.

@@ -245,3 +245,58 @@ def test_mean_of_the_smallest_integers_is_a_float() -> None:
     for dtype in ("int2", "int4", "uint4"):
         f = spmd(lambda v, dtype=dtype: jcoll.pmean(v.astype(dtype), "x"), mesh)
         np.testing.assert_array_equal(np.asarray(f(x)), np.ones((N, 3)))
+
+
+@pytest.mark.parametrize("op", ["max", "min"])
+def test_reference_keeps_nan_where_xla_reduces_in_vectors(op: str) -> None:
+    x = np.arange(4 * 20_001, dtype=np.float32).reshape(4, -1)
+    x[1, ::3] = np.nan
+    got = jax.jit(jax.vmap(lambda v: jcoll.all_reduce(v, "i", op=op), axis_name="i"))(x)
+    np.testing.assert_array_equal(got[0], getattr(x, op)(0))
+
+
+@pytest.mark.parametrize("dtype", ["int2", "uint4"])
+def test_integers_of_less_than_a_byte_by_xla(dtype: str) -> None:
+    mesh = mesh_of(N)
+    x = np.arange(N * N * 5, dtype=np.int32).reshape(N, -1) % 3 % 2
+    counts = put(mesh, np.full((N, N), 2, np.int32))
+
+    def f(v: Any, counts: Any) -> list:
+        v, by_xla = v.astype(dtype), {"algorithm": "xla"}
+        outs = (
+            jcoll.all_reduce(v, "x", op="max", **by_xla),
+            jcoll.all_gather(v, "x", **by_xla),
+            jcoll.ppermute(v, "x", [(0, 1)], **by_xla),
+            jcoll.all_to_all_v(v, counts, "x", output_size=2 * N, **by_xla)[0],
+            jcoll.all_to_all_v(v, counts, "x", output_size=0, **by_xla)[1],
+            jcoll.all_to_all_v(v, counts, "x", output_size=2, **by_xla)[0],
+        )
+        return [y.astype(jnp.int32) for y in outs]
+
+    got = [np.asarray(y) for y in spmd(f, mesh)(put(mesh, x), counts)]
+    np.testing.assert_array_equal(got[0][0], x.max(0))
+    np.testing.assert_array_equal(got[1][0], x)
+    np.testing.assert_array_equal(got[2][1], x[0])
+    np.testing.assert_array_equal(got[3][1], x[:, 2:4].ravel())
+    limits = jnp.iinfo(dtype)  # What stands for an error.
+    assert (got[5] == (limits.min if dtype.startswith("i") else limits.max)).all()
+
+
+@pytest.mark.parametrize("op", ["max", "min"])
+def test_nan_where_only_xla_serves(op: str) -> None:
+    """On some axes of a mesh, of which others are XLA's to divide: `auto` is then "xla"."""
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
+    x = np.arange(2.0 * 50, dtype=np.float32).reshape(2, -1)
+    x[0, ::3] = x[1, ::5] = np.nan
+
+    def f(v: Any) -> Any:
+        return jcoll.all_reduce(v, "x", op=op), jcoll.reduce(v, "x", op=op)
+
+    mapped = jax.shard_map(
+        f, mesh=mesh, in_specs=P("x"), out_specs=P("x"), axis_names={"x"}, check_vma=False
+    )
+    placed = jax.device_put(x, NamedSharding(mesh, P("x")))
+    assert {row.algorithm for row in jcoll.explain(mapped, placed)} == {"xla"}
+    everywhere, at_root = jax.jit(mapped)(placed)
+    np.testing.assert_array_equal(everywhere, np.tile(getattr(x, op)(0), (2, 1)))
+    np.testing.assert_array_equal(at_root[0], getattr(x, op)(0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from pathlib import Path
 
 import pytest
 from runtime_programs import run_ok
@@ -53,3 +54,10 @@ def test_no_folder(tmp_path) -> None:
     blocked.write_text("")
     with pytest.raises(ValueError, match=r"JCOLL_REPORT_DIR='.*/file' .* is no folder"):
         Config.from_environment({"JCOLL_REPORT_DIR": str(blocked)})
+
+
+def test_a_folder_whose_name_is_no_utf8(tmp_path) -> None:
+    folder = os.fsencode(tmp_path) + b"/\xff"
+    pid = run_ok(LATE, env={"JCOLL_REPORT_DIR": os.fsdecode(folder)}).strip()
+    (path,) = Path(os.fsdecode(folder)).iterdir()
+    assert json.loads(path.read_text())["pid"] == int(pid)
