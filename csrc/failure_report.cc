@@ -92,15 +92,6 @@ size_t CharacterSize(const std::string& text, size_t at) {
   return n == 4 && (first_two < 0xf090 || first_two > 0xf48f) ? 0 : n;
 }
 
-// Seconds since 1970. Not std::to_string, whose comma is the locale's.
-std::string Now() {
-  using std::chrono::microseconds;
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
-  const int64_t us = std::chrono::duration_cast<microseconds>(now).count();
-  const std::string fraction = std::to_string(us % 1000000 + 1000000).substr(1);
-  return std::to_string(us / 1000000) + "." + fraction;
-}
-
 }  // namespace
 
 std::string JsonText(const std::string& text) {
