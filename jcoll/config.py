@@ -29,8 +29,8 @@ def _positive(env: Mapping[str, str], name: str, default: float, kind: type) -> 
     text = env.get(name, "")
     if not text:
         return default
-    try:
-        value = kind(text)
+    try:  # Python's own numbers may have _ in them, and digits of all scripts.
+        value = kind(text) if text.isascii() and "_" not in text else -1
     except ValueError:
         value = -1
     if not 0 < value < math.inf:

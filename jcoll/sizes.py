@@ -8,7 +8,7 @@ MAX_NBYTES = 1 << 40
 """What a size may be at most: 1 TiB."""
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-_PATTERN = re.compile(r"(\d{1,15})([KMG]?)(?:I?B)?", re.IGNORECASE)
+_PATTERN = re.compile(r"(\d{1,15})([KMG]?)(?:I?B)?", re.IGNORECASE | re.ASCII)
 
 
 def parse_size(text: str) -> int:
@@ -33,7 +33,7 @@ def format_size(nbytes: int) -> str:
 
 def parse_count(text: str) -> int:
     """The whole number in `text`; -1 for anything else, and for more digits than make sense."""
-    return int(text) if re.fullmatch(r"\d{1,15}", text) else -1
+    return int(text) if re.fullmatch(r"[0-9]{1,15}", text) else -1
 
 
 def sweep(begin: int, end: int, *, factor: int = 2, step: int = 0) -> list[int]:

@@ -194,6 +194,9 @@ def _check_shapes(where: str, q: Any, k: Any, v: Any) -> None:
 
 
 def _check_heads(where: str, q: Any, k: Any) -> None:
+    if q.shape[-1] == 0:
+        problem = "the heads of q and k have size 0."
+        raise ValueError(errors.text(where, problem, "Pass heads of at least one feature."))
     heads, kv_heads = q.shape[-2], k.shape[-2]
     if kv_heads and heads % kv_heads == 0:
         return

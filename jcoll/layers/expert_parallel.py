@@ -157,6 +157,9 @@ def _check(call: Call, x: jax.Array, router_w: jax.Array, experts: Any, num_expe
             f"experts; [width of x, num_experts] is needed."
         )
         raise ValueError(errors.text(call.where, problem, "Every rank needs all of router_w."))
+    if x.shape[-1] == 0:
+        problem = f"x has shape {x.shape}: its tokens have no features."
+        raise ValueError(errors.text(call.where, problem, "Pass a width of at least 1."))
     if callable(experts):
         return
     if not isinstance(experts, tuple | list) or len(experts) != 2:

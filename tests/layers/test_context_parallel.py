@@ -463,6 +463,12 @@ def test_ulysses_needs_heads_for_all_ranks(heads, fix):
         call(ULYSSES, inputs(heads=heads, kv_heads=1))
 
 
+@pytest.mark.parametrize("attention", [RING, ULYSSES])
+def test_heads_without_features_are_refused(attention):
+    with pytest.raises(ValueError, match=r"(?s)heads of q and k have size 0.*at least one"):
+        call(attention, [x[..., :0] for x in inputs()])
+
+
 def test_outside_of_shard_map():
     with pytest.raises(AxisError, match=r"(?s)ring_attention: axis 'seq'.*shard_map"):
         RING(*inputs(), axis_name="seq")

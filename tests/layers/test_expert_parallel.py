@@ -445,6 +445,15 @@ def test_bad_arguments(options, error, match):
         forward(mesh_of(8), arrays(TOKENS * 8), **options)
 
 
+def test_tokens_without_features_are_refused():
+    def fn(x):
+        router = jnp.zeros((0, 8))
+        layers.moe_layer(x, router, lambda rows, _: rows, "expert", num_experts=8, top_k=1)
+
+    with pytest.raises(ValueError, match=r"(?s)moe_layer.*x has shape \(4, 0\).*at least 1"):
+        run(fn, mesh_of(8), (P("expert"),), P("expert"), jnp.zeros((32, 0)))
+
+
 def test_weights_of_all_ranks_are_refused():
     mesh, values = mesh_of(8), arrays(TOKENS * 8)
     specs = (P("expert"), P(), P(), P())

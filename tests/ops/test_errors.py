@@ -459,6 +459,9 @@ def test_environment() -> None:
     for name, value in [
         ("JCOLL_TIMEOUT", "nan"),
         ("JCOLL_TIMEOUT", "-1"),
+        ("JCOLL_TIMEOUT", "1_0"),
+        ("JCOLL_NUM_THREADS", "\u0664"),  # An Arabic 4.
+        ("JCOLL_SHM_SIZE", "\u0664K"),
         ("JCOLL_ISA", "sse9"),
         ("JCOLL_SHM_SIZE", "1" + 30 * "0"),
         ("JCOLL_SHM_SIZE", "0"),
