@@ -136,7 +136,7 @@ def test_set_up(monkeypatch, library) -> None:
     assert args == ("jcoll_cuda_collective", {"execute": "a capsule"})
     assert more["platform"] == "CUDA"
     assert more["traits"].name == "COMMAND_BUFFER_COMPATIBLE"
-    assert library.told == [300.0, "", cuda.plans.make]
+    assert library.told == [300.0, b"", cuda.plans.make]
     assert cuda.registry.on_register == [library.forget_plans]
 
 

@@ -28,7 +28,7 @@ def test_waiting_for_another_process_is_skew() -> None:
 @pytest.mark.parametrize(
     ("num_processes", "steps"),
     [
-        (2, 10_000),
+        (2, 4_000),
         pytest.param(2, 70_000, marks=pytest.mark.slow),
         pytest.param(4, 2_500_000, marks=pytest.mark.slow),  # ten million in all: minutes
     ],
