@@ -211,7 +211,7 @@ def test_launch_sees_to_it_for_programs_of_lax_alone(tmp_path):
     (tmp_path / "program.py").write_text(LAUNCHED)
     launched = subprocess.run(
         [sys.executable, "-m", "jcoll", "launch", "-n", "2", str(tmp_path / "program.py")],
-        env=os.environ | {"JCOLL_INTERCEPT": "1"},
+        env=os.environ | {"JCOLL_INTERCEPT": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         timeout=120,

@@ -48,6 +48,7 @@ def test_ragged() -> None:
     expect_ragged(jobs.run_ok("hosts.py", "ragged", "6", num_processes=4, env_of=HOSTS))
 
 
+@pytest.mark.slow
 def test_ragged_with_several_devices_per_process() -> None:
     hosts = {i: {"JCOLL_HOST_ID": f"host{i}"} for i in range(2)}
     expect_ragged(
