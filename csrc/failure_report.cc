@@ -1,6 +1,5 @@
 #include "failure_report.h"
 
-#include <pthread.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -9,6 +8,8 @@
 #include <cstdio>
 #include <cstring>
 #include <mutex>
+
+#include "fork_safe.h"
 
 namespace jcoll {
 namespace {
@@ -19,23 +20,9 @@ constexpr size_t kMaxFailures = 64;
 struct Reports {
   std::mutex mu;
   std::string folder, runtime;
-  pid_t pid = 0;  // Whose the failures are: a fork's child begins anew.
   std::vector<std::string> failures;
+  void ForgetParent() { failures.clear(); }
 };
-
-Reports& GetReports();
-
-// A fork takes the mutex, so that it is free in the child.
-Reports* NewReports() {
-  pthread_atfork([] { GetReports().mu.lock(); }, [] { GetReports().mu.unlock(); },
-                 [] { GetReports().mu.unlock(); });
-  return new Reports();
-}
-
-Reports& GetReports() {
-  static Reports* reports = NewReports();  // Threads may outlive static destructors.
-  return *reports;
-}
 
 std::string HostName() {
   char name[256] = {};
@@ -50,7 +37,7 @@ std::string Contents(const Reports& reports) {
   }
   return JsonObject({{"runtime", JsonText(reports.runtime)},
                      {"host", JsonText(HostName())},
-                     {"pid", std::to_string(reports.pid)},
+                     {"pid", std::to_string(getpid())},
                      {"failures", "[" + failures + "]"}}) +
          "\n";
 }
@@ -127,25 +114,29 @@ std::string JsonObject(const JsonFields& fields) {
 }
 
 void SetReportFolder(const std::string& folder, const std::string& runtime) {
-  Reports& reports = GetReports();
+  Reports& reports = ForkSafe<Reports>();
   std::lock_guard<std::mutex> lock(reports.mu);
   reports.folder = folder;
   reports.runtime = runtime;
   reports.failures.clear();
 }
 
+bool WantsReports() {
+  Reports& reports = ForkSafe<Reports>();
+  std::lock_guard<std::mutex> lock(reports.mu);
+  return !reports.folder.empty() && reports.failures.size() < kMaxFailures;
+}
+
 std::string ReportFailure(const std::string& error, const JsonFields& more) {
-  Reports& reports = GetReports();
+  Reports& reports = ForkSafe<Reports>();
   std::lock_guard<std::mutex> lock(reports.mu);
   if (reports.folder.empty()) return "";
-  if (reports.pid != getpid()) reports.failures.clear();
-  reports.pid = getpid();
   if (reports.failures.size() >= kMaxFailures) return "";
   JsonFields fields = {{"time", Now()}, {"error", JsonText(error)}};
   fields.insert(fields.end(), more.begin(), more.end());
   reports.failures.push_back(JsonObject(fields));
   const std::string path = reports.folder + "/jcoll-" + reports.runtime + "-" + HostName() + "-" +
-                           std::to_string(reports.pid) + ".json";
+                           std::to_string(getpid()) + ".json";
   const int failed = Write(path, Contents(reports));
   if (failed == 0) return path;
   std::fprintf(stderr, "jcoll: the report of a failure cannot be written: %s: %s\n", path.c_str(),

@@ -18,6 +18,9 @@ std::string JsonObject(const JsonFields& fields);
 // Where reports go from now on, as FOLDER/jcoll-RUNTIME-HOST-PID.json; "": nowhere.
 void SetReportFolder(const std::string& folder, const std::string& runtime);
 
+// Whether ReportFailure would write anything: what it is told may take time to put together.
+bool WantsReports();
+
 // Adds a failure, its text with more fields, and writes the file anew. Returns the path, or "": no
 // folder is set, it cannot be written (which stderr says), or there are enough of them.
 std::string ReportFailure(const std::string& error, const JsonFields& more);

@@ -1,12 +1,11 @@
 #include "metrics.h"
 
-#include <pthread.h>
-
 #include <map>
 #include <mutex>
 
 #include "description.h"
 #include "failure_report.h"
+#include "fork_safe.h"
 
 namespace jcoll {
 namespace {
@@ -14,21 +13,8 @@ namespace {
 struct Table {
   std::mutex mu;
   std::map<std::string, std::shared_ptr<SiteMetrics>> rows;
+  void ForgetParent() {}  // What it has counted until then is the child's, too.
 };
-
-Table& GetTable();
-
-// A fork takes the mutex, so that it is free in the child.
-Table* NewTable() {
-  pthread_atfork([] { GetTable().mu.lock(); }, [] { GetTable().mu.unlock(); },
-                 [] { GetTable().mu.unlock(); });
-  return new Table();
-}
-
-Table& GetTable() {
-  static Table* table = NewTable();  // Leaked: used by threads that outlive static destructors.
-  return *table;
-}
 
 }  // namespace
 
@@ -38,7 +24,7 @@ void SiteMetrics::Reset() {
 
 std::shared_ptr<SiteMetrics> MetricsFor(const Description& d) {
   const std::string key = d.Where() + "|" + std::to_string(d.group_size(0));
-  Table& table = GetTable();
+  Table& table = ForkSafe<Table>();
   std::lock_guard<std::mutex> lock(table.mu);
   std::shared_ptr<SiteMetrics>& row = table.rows[key];
   if (row == nullptr) {
@@ -55,7 +41,7 @@ std::shared_ptr<SiteMetrics> MetricsFor(const Description& d) {
 }
 
 std::vector<std::shared_ptr<SiteMetrics>> AllMetrics() {
-  Table& table = GetTable();
+  Table& table = ForkSafe<Table>();
   std::lock_guard<std::mutex> lock(table.mu);
   std::vector<std::shared_ptr<SiteMetrics>> rows;
   for (const auto& [key, row] : table.rows) rows.push_back(row);
@@ -67,6 +53,7 @@ void ResetMetrics() {
 }
 
 void ReportWithMetrics(const std::string& error) {
+  if (!WantsReports()) return;
   std::string sites;
   for (const auto& row : AllMetrics()) {
     const JsonFields fields = {{"op", JsonText(row->op)},

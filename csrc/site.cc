@@ -1,11 +1,11 @@
 #include "site.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <set>
+
+#include "fork_safe.h"
 
 namespace jcoll {
 namespace {
@@ -19,6 +19,8 @@ std::atomic<double> g_default_timeout{300.0};
 struct Registry {
   std::mutex mu;
   std::set<Site*> sites;
+  // The parent's open collectives are the parent's to complete.
+  void ForgetParent() { sites.clear(); }
 };
 
 // Run ids count launches, from anywhere, and may wrap around at 32 bits.
@@ -26,29 +28,11 @@ bool IsBefore(int64_t run_id, int64_t other) {
   return static_cast<int32_t>(static_cast<uint32_t>(run_id) - static_cast<uint32_t>(other)) < 0;
 }
 
-Registry& GetRegistry();
-
-// A fork takes the registry's mutex, so that it is free in the child. The child forgets the
-// parent's sites: their open collectives are the parent's to complete.
-Registry* NewRegistry() {
-  pthread_atfork([] { GetRegistry().mu.lock(); }, [] { GetRegistry().mu.unlock(); },
-                 [] {
-                   GetRegistry().sites.clear();
-                   GetRegistry().mu.unlock();
-                 });
-  return new Registry();
-}
-
-Registry& GetRegistry() {
-  static Registry* registry = NewRegistry();
-  return *registry;
-}
-
 bool ExpireAll(Executor::Clock::time_point now) {
   Site::Expired expired;
   bool any_open = false;
   {
-    Registry& registry = GetRegistry();
+    Registry& registry = ForkSafe<Registry>();
     std::lock_guard<std::mutex> lock(registry.mu);
     for (Site* site : registry.sites) any_open |= site->ExpireOverdue(now, &expired);
   }
@@ -72,7 +56,7 @@ int64_t NextOrdinal(const std::string& program, int64_t site_index) {
 }
 
 size_t NumSites() {
-  Registry& registry = GetRegistry();
+  Registry& registry = ForkSafe<Registry>();
   std::lock_guard<std::mutex> lock(registry.mu);
   return registry.sites.size();
 }
@@ -84,13 +68,13 @@ Site::Site(Description description)
     : description_(std::make_shared<const Description>(std::move(description))),
       metrics_(MetricsFor(*description_)),
       policy_(std::make_shared<SitePolicy>()) {
-  Registry& registry = GetRegistry();
+  Registry& registry = ForkSafe<Registry>();
   std::lock_guard<std::mutex> lock(registry.mu);
   registry.sites.insert(this);
 }
 
 Site::~Site() {
-  Registry& registry = GetRegistry();
+  Registry& registry = ForkSafe<Registry>();
   std::lock_guard<std::mutex> lock(registry.mu);
   registry.sites.erase(this);
 }

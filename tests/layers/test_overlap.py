@@ -34,27 +34,21 @@ def contains(eqn, name):
     return eqn.primitive.name == name or any(inside)
 
 
-def before(jaxpr, name):
-    """For each equation `name`, in order: how many products it waits for, and which they are."""
+def before(jaxpr, later, earlier=PRODUCT):
+    """For each equation `later`, in order: which equations `earlier` it waits for."""
     made, rows = {}, []
     for number, eqn in enumerate(jaxpr.eqns):
         deps = set().union(*(made.get(id(v), set()) for v in eqn.invars))
-        if contains(eqn, name):
+        if contains(eqn, later):
             rows.append(deps)
-        own = {number} if contains(eqn, PRODUCT) else set()
+        own = {number} if contains(eqn, earlier) else set()
         made |= {id(v): deps | own for v in eqn.outvars}
     return rows
 
 
 def waits(jaxpr, later, earlier):
     """How many equations `later` depend on an equation `earlier`."""
-    made, count = {}, 0
-    for eqn in jaxpr.eqns:
-        depends = any(made.get(id(v), False) for v in eqn.invars)
-        count += depends and contains(eqn, later)
-        depends = depends or contains(eqn, earlier)
-        made |= {id(v): depends for v in eqn.outvars}
-    return count
+    return sum(map(bool, before(jaxpr, later, earlier)))
 
 
 def loops_with(jaxpr, name):
@@ -69,24 +63,23 @@ def loops_with(jaxpr, name):
             yield from loops_with(sub, name)
 
 
+def body_of_product(product, **options):
+    """The jaxpr of a collective product on one rank, of the function that it is inside."""
+    jaxpr = body_of(lambda x, w: product(x, w, AXIS, **options), 4, (8, 12), (12, 6))
+    (inner,) = (sub for e in jaxpr.eqns for sub in subjaxprs(e))
+    return inner
+
+
 @pytest.mark.parametrize("bidirectional", [True, False], ids=["both", "one"])
 def test_gathered_blocks_travel_before_any_product(bidirectional):
-    def fn(x, w):
-        return layers.all_gather_matmul(x, w, AXIS, bidirectional=bidirectional)
-
-    jaxpr = body_of(fn, 4, (8, 12), (12, 6))
-    (inner,) = (sub for e in jaxpr.eqns for sub in subjaxprs(e))
+    inner = body_of_product(layers.all_gather_matmul, bidirectional=bidirectional)
     assert before(inner, "jcoll_ppermute") == 3 * [set()]
     assert waits(inner, PRODUCT, "jcoll_ppermute") == 3  # All but that of the rank's own block.
 
 
 @pytest.mark.parametrize("bidirectional", [True, False], ids=["both", "one"])
 def test_products_of_a_scattered_sum_wait_for_no_transfer(bidirectional):
-    def fn(x, w):
-        return layers.matmul_reduce_scatter(x, w, AXIS, bidirectional=bidirectional)
-
-    jaxpr = body_of(fn, 4, (8, 12), (12, 6))
-    (inner,) = (sub for e in jaxpr.eqns for sub in subjaxprs(e))
+    inner = body_of_product(layers.matmul_reduce_scatter, bidirectional=bidirectional)
     assert waits(inner, PRODUCT, "jcoll_ppermute") == 0
     assert all(before(inner, "jcoll_ppermute"))  # A sum waits for the product that it adds.
 
