@@ -43,4 +43,4 @@ pybind11_add_module(_native MODULE NO_EXTRAS
   ${PROJECT_SOURCE_DIR}/csrc/bindings.cc ${PROJECT_SOURCE_DIR}/csrc/ffi.cc)
 target_include_directories(_native SYSTEM PRIVATE ${JCOLL_FFI_INCLUDE_DIR})
 target_link_libraries(_native PRIVATE jcoll_core)
-install(TARGETS _native LIBRARY DESTINATION jcoll)
+install(TARGETS _native jcoll_heap LIBRARY DESTINATION jcoll)

@@ -1,5 +1,6 @@
 // What Python sees of the native library: jcoll._native.
 
+#include <dlfcn.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -62,6 +63,10 @@ void ThrowIf(const std::optional<jcoll::Failure>& failure) {
 py::tuple PrepareWorld(int64_t arena_nbytes, int64_t peer_reads) {
   jcoll::ProcessInfo info;
   jcoll::World::SetPeerReads(peer_reads);
+  using Heap = const jcoll::HeapRange*();
+  if (auto* heap = reinterpret_cast<Heap*>(dlsym(RTLD_DEFAULT, "jcoll_shared_heap"))) {
+    jcoll::World::SetHeap(heap());
+  }
   ThrowIf(jcoll::World::Prepare(arena_nbytes, &info));
   return py::make_tuple(info.pid, info.fd, info.nbytes, info.nonce);
 }

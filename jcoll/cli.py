@@ -40,6 +40,12 @@ COMMANDS = (
     Command("explain", "jcoll.cli_tune.explain", "print what algorithm='auto' means for a call"),
     Command("launch", "jcoll.launch.command", "run a program in several processes, as one job"),
     Command(
+        "shared-heap",
+        "jcoll.shared_heap",
+        "print what to preload where others start the processes",
+        needs_jax=False,
+    ),
+    Command(
         "doctor",
         "jcoll.cli_doctor.command",
         "tell what jcoll can use here, and why not more",

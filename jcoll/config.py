@@ -118,7 +118,12 @@ class Config:
     peer_reads: int = 1 << 20
     """`JCOLL_PEER_READS`, bytes, or 256K: blocks from this size on are read in the memory of other
     processes (process_vm_readv), where the system allows it, instead of being copied through shared
-    memory; 0: none are."""
+    memory; 0: none are. Where that memory is mapped (JCOLL_SHARED_HEAP), 64K does if it is less."""
+
+    shared_heap: bool = True
+    """`JCOLL_SHARED_HEAP`: 0 keeps XLA's buffers out of memory that other processes of this host
+    map. Else they are there if libjcoll_heap is preloaded, as it is by `jcoll launch`
+    (jcoll.shared_heap). It reads the variable itself, as it is there before Python."""
 
     tuning_file: str = ""
     """`JCOLL_TUNING_FILE`: costs by which `algorithm="auto"` chooses, as `python -m jcoll tune`
@@ -145,6 +150,7 @@ class Config:
             host_id=env.get("JCOLL_HOST_ID", ""),
             shm_nbytes=_nbytes(env, "JCOLL_SHM_SIZE", Config.shm_nbytes),
             peer_reads=_nbytes(env, "JCOLL_PEER_READS", Config.peer_reads, least=0),
+            shared_heap=_choice(env, "JCOLL_SHARED_HEAP", "1", ("0", "1")) == "1",
             tuning_file=env.get("JCOLL_TUNING_FILE", ""),
             cuda=_choice(env, "JCOLL_CUDA", "1", ("0", "1")) == "1",
             report_dir=_folder(env, "JCOLL_REPORT_DIR"),

@@ -22,7 +22,7 @@ MAX_COLUMNS = 100
 
 # A part may import the parts of earlier rows and itself, not its neighbours in the row.
 ORDER = (
-    ("sizes", "cores"),
+    ("sizes", "cores", "shared_heap"),
     ("config", "errors", "_compat", "_native", "_cuda"),
     ("plan",),
     ("algorithms",),

@@ -1,10 +1,7 @@
 // What an action of a RemoteRun does with memory: where its operands are, and where its results go.
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 
 #include "../memory.h"
-#include "peer_reads.h"
 #include "remote_run.h"
 
 namespace jcoll {
@@ -38,7 +35,7 @@ bool RemoteRun::Move(const Cursor& cursor, const RankProgram::Action& action,
   }
   if (nbytes == 0 || num_dsts == 0) return true;
   // A single operand of a peer's goes straight to where it belongs.
-  if (action.srcs.size() == 1 && IsInPeer(action.srcs[0])) {
+  if (action.srcs.size() == 1 && IsRead(action.srcs[0])) {
     if (!Read(action.srcs[0], range.begin, nbytes, dsts[0])) return false;
     CopyTo(dsts[0], dsts + 1, num_dsts - 1, nbytes, /*stream=*/false);
     return true;
@@ -46,7 +43,7 @@ bool RemoteRun::Move(const Cursor& cursor, const RankProgram::Action& action,
   thread_local std::vector<const void*> srcs;
   srcs.clear();
   if (std::any_of(action.srcs.begin(), action.srcs.end(),
-                  [this](const RankProgram::Operand& src) { return IsInPeer(src); })) {
+                  [this](const RankProgram::Operand& src) { return IsRead(src); })) {
     fetched_.resize(action.srcs.size() * lane_nbytes_);
   }
   for (const RankProgram::Operand& src : action.srcs) {
@@ -60,7 +57,8 @@ bool RemoteRun::Move(const Cursor& cursor, const RankProgram::Action& action,
   // all_reduce of 4 MiB 1.25 (1.5).
   Transfer(srcs.data(), num_srcs, dsts, num_dsts, nbytes, s_.reduce, s_.element_nbytes,
            /*stream=*/false);
-  return true;
+  return std::all_of(action.srcs.begin(), action.srcs.end(),
+                     [this](const RankProgram::Operand& src) { return HasHeld(src); });
 }
 
 // The programs of an exchange are copies only: into a slot, or out of a peer's. What stays with its
@@ -89,48 +87,8 @@ const char* RemoteRun::Source(const Cursor& cursor, const RankProgram::Operand& 
   if (!IsInPeer(src)) {
     return cuts_.At(s_.buffers[src.rank], origin->buffer, origin->chunk, begin);
   }
+  if (!IsRead(src)) return world_->InHeapOf(s_.process_of[src.rank], AddressOf(src, begin));
   return Read(src, begin, nbytes, fetched) ? fetched : nullptr;
-}
-
-// Where the value of a slot is read instead; null: in the slot.
-const RankProgram::Origin* RemoteRun::OriginOf(int rank, int32_t slot) {
-  if (slot == RankProgram::kNone || !ExposedOf(rank)->is_exposed) return nullptr;
-  const std::optional<RankProgram::Origin>& origin = s_.programs->ranks[rank].origins[slot];
-  return origin ? &*origin : nullptr;
-}
-
-bool RemoteRun::UsesSlots(int rank) {
-  const auto& origins = s_.programs->ranks[rank].origins;
-  return !ExposedOf(rank)->is_exposed ||
-         !std::all_of(origins.begin(), origins.end(), [](const auto& o) { return o.has_value(); });
-}
-
-bool RemoteRun::IsInPeer(const RankProgram::Operand& src) {
-  return src.slot != RankProgram::kNone && s_.process_of[src.rank] != world_->self() &&
-         OriginOf(src.rank, src.slot) != nullptr;
-}
-
-// Reads from the memory of another process. What has been read counts only if the peer has not
-// failed meanwhile, as it then gives its buffers back.
-bool RemoteRun::Read(const RankProgram::Operand& src, int64_t begin, int64_t nbytes, void* to) {
-  const int process = s_.process_of[src.rank];
-  const RankProgram::Origin* origin = OriginOf(src.rank, src.slot);
-  const Exposed& peer = *ExposedOf(src.rank);
-  const char* base = origin->buffer == PlanBuffer::kInput ? peer.input : peer.output;
-  const bool was_read =
-      ReadPeer(world_->PidOf(process), base + cuts_.Offset(origin->chunk, begin), to, nbytes);
-  const int error = errno;
-  std::atomic_thread_fence(std::memory_order_acquire);
-  if (posts_[process]->state() == PostState::kFailed) {
-    FailLike(process);
-    return false;
-  }
-  if (was_read) return true;
-  if (error != ESRCH) {  // Else it is dead, and CheckHealth will say so.
-    Fail(FailureCode::kInternal, "the memory of " + RanksOf(process) + " cannot be read: " +
-                                     std::strerror(error) + ".\n  Set JCOLL_PEER_READS=0.");
-  }
-  return false;
 }
 
 char* RemoteRun::Local(const Cursor& cursor, PlanBuffer buffer, int chunk, int64_t begin) {

@@ -50,22 +50,8 @@ RemoteRun::RemoteRun(Setup setup) : s_(std::move(setup)), world_(World::Get()) {
   for (int process = 0; process < world_->num_processes(); ++process) {
     num_missing_ += process != world_->self() && num_local_[process] > 0;
   }
-  expose_ = CanExpose();
+  exposure_ = ChooseExposure();
   Announce();
-}
-
-// Whether our ranks may expose their buffers. Each process decides for its own ranks; a peer that
-// joins only now is not known to read yet.
-bool RemoteRun::CanExpose() const {
-  if (s_.streams != nullptr || s_.block_nbytes < World::PeerReads()) return false;
-  for (int process = 0; process < world_->num_processes(); ++process) {
-    if (num_local_[process] > 0 && !world_->ReadsPeers(process)) return false;
-  }
-  // An output in the input's place would overwrite what peers still are to read.
-  return std::none_of(cursors_.begin(), cursors_.end(), [this](const Cursor& cursor) {
-    const RankBuffers& b = s_.buffers[cursor.rank];
-    return b.inputs[0] == b.outputs[0];
-  });
 }
 
 void RemoteRun::Announce() {
@@ -109,7 +95,7 @@ bool RemoteRun::GetReady() {
   for (const Cursor& cursor : cursors_) {
     const RankBuffers& b = s_.buffers[cursor.rank];
     *ExposedOf(cursor.rank) = {static_cast<const char*>(b.inputs[0]),
-                               static_cast<const char*>(b.outputs[0]), expose_};
+                               static_cast<const char*>(b.outputs[0]), exposure_};
   }
   own_->arena_offset.store(arena_offset_);
   own_->SetState(PostState::kReady);
@@ -136,8 +122,9 @@ RemoteRun::Status RemoteRun::Advance() {
     }
   }
   if (cursors_left_ > 0 || num_missing_ > 0) return Status::kRunning;
-  if (expose_ && !std::all_of(cursors_.begin(), cursors_.end(),
-                              [this](const Cursor& cursor) { return ReceiversHaveDone(cursor); })) {
+  if (exposure_ != Exposure::kNone &&
+      !std::all_of(cursors_.begin(), cursors_.end(),
+                   [this](const Cursor& cursor) { return ReceiversHaveDone(cursor); })) {
     return Status::kRunning;
   }
   Finish();
@@ -256,12 +243,6 @@ char* RemoteRun::Arena(int process) {
 
 RemoteRun::Counter* RemoteRun::CounterOf(int rank, int cursor) {
   return reinterpret_cast<Counter*>(Arena(s_.process_of[rank])) + AreaOf(rank, cursor);
-}
-
-RemoteRun::Exposed* RemoteRun::ExposedOf(int rank) {
-  const int process = s_.process_of[rank];
-  const int64_t counters = int64_t{num_local_[process]} * kCursors * int64_t{sizeof(Counter)};
-  return reinterpret_cast<Exposed*>(Arena(process) + counters) + local_index_[rank];
 }
 
 // What comes before the slots in a process's arena.

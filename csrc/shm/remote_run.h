@@ -13,9 +13,10 @@
 //   done  rounds that the rank has finished: it reads no slot of earlier rounds any more
 // A rank begins a round when all who read its slots have done the round before.
 //
-// Large collectives whose processes may read each other's memory do without most slots: a rank
-// *exposes* its buffers, i.e. leaves what it would stage where it is (RankProgram::origins), and
-// the receivers read it there. It then keeps its buffers until all receivers have done all rounds.
+// Large collectives whose processes map each other's buffers (peer_heap.h), or may read them
+// (peer_reads.h), do without most slots: a rank *exposes* its buffers, i.e. leaves what it would
+// stage where it is (RankProgram::origins), and the receivers take it from there. It then keeps its
+// buffers until all receivers have done all rounds.
 #pragma once
 
 #include <cstdint>
@@ -77,12 +78,17 @@ class RemoteRun : public RemoteWork {
     alignas(64) std::atomic<uint64_t> sent;
     alignas(64) std::atomic<uint64_t> done;
   };
+  enum class Exposure : uint32_t {
+    kNone,
+    kRead,    // Receivers copy what they need from this process's memory (peer_reads.h).
+    kMapped,  // They have it mapped (peer_heap.h).
+  };
   // In the arena, after the counters: where a rank's buffers are in its process, if it exposes
   // them.
   struct Exposed {
     const char* input;
     const char* output;
-    bool is_exposed;
+    Exposure how;
   };
   struct Cursor {
     int rank, index;  // `index` of kCursors.
@@ -91,7 +97,8 @@ class RemoteRun : public RemoteWork {
     bool has_begun = false;  // The round's slots may be written.
   };
 
-  bool CanExpose() const;
+  Exposure ChooseExposure() const;
+  bool MayExpose(bool (World::*may)(int) const) const;
   void Announce();
   bool GetReady();
   void LookForArrivals();
@@ -117,6 +124,11 @@ class RemoteRun : public RemoteWork {
   const RankProgram::Origin* OriginOf(int rank, int32_t slot);
   bool UsesSlots(int rank);
   bool IsInPeer(const RankProgram::Operand& src);
+  bool IsRead(const RankProgram::Operand& src) {
+    return IsInPeer(src) && ExposedOf(src.rank)->how == Exposure::kRead;
+  }
+  const char* AddressOf(const RankProgram::Operand& src, int64_t begin);
+  bool HasHeld(const RankProgram::Operand& src);
   bool Read(const RankProgram::Operand& src, int64_t begin, int64_t nbytes, void* to);
   char* Local(const Cursor& cursor, PlanBuffer buffer, int chunk, int64_t begin);
   // A rank and cursor's number among its process's: of counters, slots and scratch.
@@ -149,7 +161,7 @@ class RemoteRun : public RemoteWork {
   int64_t all_came_ns_ = 0;
   ChunkCuts cuts_;
   int64_t lane_nbytes_ = 0;
-  bool expose_ = false;  // Our ranks' buffers.
+  Exposure exposure_ = Exposure::kNone;  // Of our ranks' buffers.
   int64_t arena_offset_ = -1, arena_nbytes_ = 0;
   static constexpr uint64_t kNoTicket = UINT64_MAX;
   uint64_t ticket_ = kNoTicket;  // For the arena.

@@ -23,7 +23,7 @@ namespace {
 
 // A process with another library than ours may have other segments. Whoever changes their layout
 // changes this, too.
-constexpr uint64_t kMagic = 0x354d48534c4c4f43;  // "COLLSHM5"
+constexpr uint64_t kMagic = 0x364d48534c4c4f43;  // "COLLSHM6"
 static_assert(sizeof(Post) == 3072, "another layout: another kMagic");
 // Failed posts are kept for the late arrival of those that have not seen them.
 constexpr size_t kMaxRetired = 256;
@@ -33,6 +33,7 @@ constexpr int64_t kSecond = 1000000000;
 World* g_world = nullptr;
 std::unique_ptr<Segment> g_own;  // Between Prepare and Join.
 int64_t g_peer_reads = 1 << 20;
+const HeapRange* g_heap = nullptr;
 
 int64_t InLines(int64_t nbytes) { return RoundUp(nbytes, kLineNbytes); }
 int64_t PostsOffset() { return InLines(sizeof(Header)); }
@@ -80,6 +81,7 @@ std::optional<Failure> World::Prepare(int64_t arena_nbytes, ProcessInfo* info) {
                        std::strerror(errno) + ".\n  Allow the process getrandom(2)."};
   }
   h->probe = ReadProbe::address();
+  h->heap = HeapPlace::Of(g_heap);
   if (sched_getaffinity(0, sizeof(cpu_set_t), &h->allowed_cores) != 0) CPU_ZERO(&h->allowed_cores);
   h->state.store(ProcessState::kAlive);
   for (int i = 0; i < kMaxPosts; ++i) {
@@ -93,6 +95,8 @@ std::optional<Failure> World::Prepare(int64_t arena_nbytes, ProcessInfo* info) {
 void World::SetPeerReads(int64_t min_nbytes) { g_peer_reads = min_nbytes; }
 
 int64_t World::PeerReads() { return g_peer_reads; }
+
+void World::SetHeap(const HeapRange* heap) { g_heap = heap; }
 
 std::optional<Failure> World::Join(int self, const std::vector<ProcessInfo>& infos) {
   if (infos.size() > Post::kMaxProcesses) {
@@ -119,6 +123,12 @@ std::optional<Failure> World::Join(int self, const std::vector<ProcessInfo>& inf
     reads_peers = p == self || ReadProbe::Try(infos[p].pid, world->header(p)->probe);
   }
   world->header(self)->reads_peers.store(reads_peers);
+  bool maps_heaps = true;
+  world->heaps_.resize(infos.size());
+  for (int p = 0; p < world->num_processes(); ++p) {
+    if (p != self) maps_heaps &= world->heaps_[p].Map(infos[p].pid, world->header(p)->heap);
+  }
+  world->header(self)->maps_heaps.store(maps_heaps);
   const int num_cores = world->NumCores();
   world->is_crowded_ = num_cores > 0 && world->num_processes() > num_cores;
   world->core_sharing_ =

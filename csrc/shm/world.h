@@ -30,7 +30,9 @@
 #include <utility>
 #include <vector>
 
+#include "../heap/heap_range.h"
 #include "core_sharing.h"
+#include "peer_heap.h"
 #include "post.h"
 #include "segment.h"
 
@@ -51,6 +53,8 @@ struct Header {
   std::atomic<int64_t> idle_since_ns;  // The process has used next to no CPU since; 0: it is busy.
   const uint64_t* probe;               // See ReadProbe.
   std::atomic<bool> reads_peers;       // It has joined, and may read the memory of all others.
+  HeapPlace heap;                      // Where buffers that others may map are.
+  std::atomic<bool> maps_heaps;        // It has joined, and maps those of all others.
   SharedText<400> reason;              // Why it leaves; before `state`.
   cpu_set_t allowed_cores;
   CoreSharing::Slot cores[CoreSharing::kMaxCores];  // Those of process 0 are everybody's.
@@ -77,6 +81,8 @@ class World {
   // may; 0: none are. JCOLL_PEER_READS. Before Join.
   static void SetPeerReads(int64_t min_nbytes);
   static int64_t PeerReads();
+  // This process's shared heap; null: none. Before Prepare.
+  static void SetHeap(const HeapRange* heap);
   // Maps the others'. `infos` by process, this one's at `self`. Called once.
   static std::optional<Failure> Join(int self, const std::vector<ProcessInfo>& infos);
   // Null before Join.
@@ -90,6 +96,14 @@ class World {
   int PidOf(int process) const { return peers_[process].pid; }
   // Whether a process may read the memory of all others.
   bool ReadsPeers(int process) const { return header(process)->reads_peers.load(); }
+  // Whether a process maps the shared heaps of all others, as far as they have some.
+  bool MapsHeaps(int process) const { return header(process)->maps_heaps.load(); }
+  // Whether an address of this process is in its shared heap.
+  bool IsInHeap(const void* p) const { return header(self_)->heap.Has(p); }
+  // Where the memory at an address in another process's heap is here.
+  const char* InHeapOf(int process, const char* address) const {
+    return heaps_[process].At(address);
+  }
 
   // What this process is about to do; null if the key's window is full. `num_ranks`, by process:
   // who has some will come for it. `as_failed`: it has room where others have not; Fail is to
@@ -204,6 +218,7 @@ class World {
 
   int self_ = 0;
   std::vector<std::unique_ptr<Segment>> segments_;  // By process.
+  std::vector<PeerHeap> heaps_;                     // By process.
   std::vector<ProcessInfo> peers_;
   std::vector<int> pidfds_;
   bool is_crowded_ = false;

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO, cast
 
+from jcoll import shared_heap
 from jcoll.bench import rows
 from jcoll.bench.job import Job
 from jcoll.config import LONGEST_S, pool_sizes
@@ -45,7 +46,7 @@ def environment(
     base: Mapping[str, str], num_devices: int, malloc: str, num_processes: int = 1
 ) -> dict[str, str]:
     """The child's environment: its virtual CPU devices, and exactly the asked allocator. Several
-    processes share the cores as under `jcoll launch`."""
+    processes share cores and have shared heaps as under `jcoll launch`."""
     if num_processes > 1:
         base = pool_sizes(num_processes) | dict(base)
     env = {name: value for name, value in base.items() if name not in MALLOC_REUSE}
@@ -54,7 +55,7 @@ def environment(
     env["JAX_PLATFORMS"] = "cpu"
     if malloc == "reuse":
         env.update(MALLOC_REUSE)
-    return env
+    return shared_heap.preloaded(env) if num_processes > 1 else env
 
 
 class ChildFailed(RuntimeError):

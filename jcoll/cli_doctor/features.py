@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from jcoll import shared_heap
 from jcoll.cli_doctor.probes import Facts, Failed
 
 WINDOWS_EXTENSION = (0, 2)
@@ -29,7 +30,10 @@ def features(facts: Facts) -> Iterator[Feature]:
     """All features, by platform. Never raises, whatever of the facts has failed."""
     cpu = _cpu_obstacle(facts)
     yield Feature("cpu", "jcoll's runtime, all algorithms", cpu)
-    yield Feature("cpu", "shared memory between processes", cpu or _memory_obstacle(facts))
+    memory = cpu or _memory_obstacle(facts)
+    yield Feature("cpu", "shared memory between processes", memory)
+    heap = memory or shared_heap.obstacle()
+    yield Feature("cpu", "no staging of large blocks between them (jcoll launch)", heap)
     obstacle = _cuda_obstacle(facts)
     yield Feature("cuda", "jcoll's collectives", obstacle)
     peers = obstacle or _peers_obstacle(facts)

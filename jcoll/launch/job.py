@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from jcoll import shared_heap
 from jcoll.config import pool_sizes
 
 ADDRESS = "127.0.0.1"
@@ -48,7 +49,7 @@ class Job:
         }
         if self.num_hosts is not None:
             env["JCOLL_HOST_ID"] = f"host{rank * self.num_hosts // self.num_processes}"
-        return env
+        return shared_heap.preloaded(env)
 
     def command(self, rank: int, report_fd: int) -> list[str]:
         about = {

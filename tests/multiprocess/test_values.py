@@ -9,20 +9,31 @@ from collections import defaultdict
 import pytest
 from multiprocess.jobs import run_ok
 
+from jcoll import shared_heap
+
 slow = pytest.mark.slow
 
-# Reads of the memory of peers: always, from 1 MiB on, by process 0 from 512 KiB on, never.
-ALWAYS, USUAL, MIXED, NEVER = ("1",), (), (str(512 << 10), "1"), ("0",)
+# When processes read the memory of peers: always; from 1 MiB on; process 0 from 512 KiB on, the
+# others always; never. Whether it is mapped: all processes' is, that of process 0.
+READS = "JCOLL_PEER_READS"
+HEAP = {"LD_PRELOAD": str(shared_heap.library())}
+ALWAYS, USUAL, MIXED, NEVER = [{READS: "1"}], [{}], [{READS: "512K"}, {READS: "1"}], [{READS: "0"}]
+HEAPS, ONE_HEAP = [HEAP | {READS: "1"}], [HEAP, {}]
 JOBS = [
-    # processes, devices of each, script, what it checks, when processes read each other's memory
+    # processes, devices of each, script, what it checks, settings of process 0 and of the others
     (2, 1, "values.py", "matrix lanes bits rows", ALWAYS),
-    (2, 1, "programs.py", "transforms independent in_flight intercepted", USUAL),
+    (2, 1, "programs.py", "transforms independent in_flight intercepted", HEAPS),
     (2, 3, "values.py", "permuted", ALWAYS),
     (2, 3, "programs.py", "sub_axes in_flight independent", ALWAYS),
     (2, 2, "programs.py", "groups", ALWAYS),
     (4, 1, "values.py", "permuted", NEVER),
+    (2, 2, "values.py", "lanes bits rows", HEAPS),
+    (2, 1, "values.py", "lanes", ONE_HEAP),
     pytest.param(2, 1, "values.py", "matrix lanes", NEVER, marks=slow),
     pytest.param(2, 1, "values.py", "large", MIXED, marks=slow),
+    pytest.param(2, 1, "values.py", "matrix large", HEAPS, marks=slow),
+    pytest.param(4, 1, "values.py", "large bits permuted", HEAPS, marks=slow),
+    pytest.param(2, 1, "programs.py", "transforms independent in_flight", USUAL, marks=slow),
     pytest.param(2, 3, "values.py", "lanes large bits rows", USUAL, marks=slow),
     pytest.param(2, 3, "programs.py", "transforms groups intercepted", NEVER, marks=slow),
     pytest.param(4, 1, "values.py", "lanes bits rows", ALWAYS, marks=slow),
@@ -30,17 +41,17 @@ JOBS = [
 ]
 
 
-@pytest.mark.parametrize(("processes", "devices", "script", "checks", "reads"), JOBS)
+@pytest.mark.parametrize(("processes", "devices", "script", "checks", "settings"), JOBS)
 def test_agrees(
-    processes: int, devices: int, script: str, checks: str, reads: tuple[str, ...]
+    processes: int, devices: int, script: str, checks: str, settings: list[dict[str, str]]
 ) -> None:
     results = run_ok(
         script,
         *checks.split(),
         num_processes=processes,
         num_devices=devices,
-        env={"JCOLL_TIMEOUT": "60"} | ({"JCOLL_PEER_READS": reads[-1]} if reads else {}),
-        env_of={0: {"JCOLL_PEER_READS": reads[0]}} if reads else {},
+        env={"JCOLL_TIMEOUT": "60"} | settings[-1],
+        env_of={0: settings[0]},
         timeout_s=600,
     )
     hashes = defaultdict(set)

@@ -8,6 +8,7 @@
 
 #include <numeric>
 
+#include "csrc/heap/shared_heap.h"
 #include "csrc/shm/world.h"
 #include "csrc/site.h"
 #include "tests/native/ranks.h"
@@ -31,12 +32,35 @@ inline void WriteAll(int fd, const void* data, size_t nbytes) {
   EXPECT_EQ(write(fd, data, nbytes), static_cast<ssize_t>(nbytes));
 }
 
+// Where the ranks' buffers are, by process.
+enum class Buffers { kInHeap, kOutside, kInHeapOfEven };
+inline bool g_in_heap = false;
+
+// An allocator: of the shared heap if this process has one.
+template <typename T>
+struct Memory {
+  using value_type = T;
+  Memory() = default;
+  template <typename U>
+  Memory(const Memory<U>&) {}
+  T* allocate(size_t n) {
+    void* p = g_in_heap ? jcoll::SharedHeap::Get().Allocate(n * sizeof(T) + 1) : nullptr;
+    return static_cast<T*>(p != nullptr ? p : ::operator new(n * sizeof(T)));
+  }
+  void deallocate(T* p, size_t) {
+    jcoll::SharedHeap::Has(p) ? jcoll::SharedHeap::Get().Free(p) : ::operator delete(p);
+  }
+  bool operator==(const Memory&) const { return true; }
+  bool operator!=(const Memory&) const { return false; }
+};
+
 // Runs fn(process) in num_processes processes that have joined one World. Returns their exit
 // statuses, kDied for a signal. Introductions travel through the parent, as over JAX's store;
 // nobody begins before all have joined. This process has no other thread when it forks: sanitizers
 // insist.
 inline std::vector<int> InProcesses(int num_processes, const std::function<void(int)>& fn,
-                                    int64_t arena_nbytes = kArenaNbytes, int64_t peer_reads = 1) {
+                                    int64_t arena_nbytes = kArenaNbytes, int64_t peer_reads = 1,
+                                    Buffers buffers = Buffers::kOutside) {
   struct Child {
     pid_t pid;
     int up[2], down[2];
@@ -52,6 +76,8 @@ inline std::vector<int> InProcesses(int num_processes, const std::function<void(
     Watchdog* watchdog = new Watchdog(std::chrono::seconds(60));
     (void)watchdog;
     World::SetPeerReads(peer_reads);
+    g_in_heap = buffers == Buffers::kInHeap || (buffers == Buffers::kInHeapOfEven && p % 2 == 0);
+    if (g_in_heap) World::SetHeap(jcoll::SharedHeap::Get().range());
     ProcessInfo own;
     EXPECT(!World::Prepare(arena_nbytes, &own));
     own.id = p;
@@ -116,7 +142,7 @@ struct Call {
     b.outputs[0] = out.data();
     site->Arrive(run, rank, b, outcome.Of(0));
   }
-  std::vector<int> in, out;
+  std::vector<int, Memory<int>> in, out;
   ranks::Outcome outcome{1};
 };
 

@@ -1,6 +1,7 @@
 // Collectives over several processes, which are forked here before any thread exists.
 #include <cerrno>
 #include <csignal>
+#include <cstring>
 #include <numeric>
 
 #include "csrc/plan_store.h"
@@ -12,6 +13,7 @@ namespace {
 using jcoll::Description;
 using jcoll::Site;
 using jcoll::World;
+using processes::Buffers;
 using processes::Call;
 using processes::InProcesses;
 using processes::kArenaNbytes;
@@ -22,9 +24,16 @@ using processes::RunOnce;
 using processes::Zeros;
 using std::chrono::milliseconds;
 
-// Through staging areas, and in the peers' memory.
+struct Where {
+  int64_t peer_reads;
+  Buffers buffers;
+};
+
+// Through staging areas, in the peers' memory, and in their heaps, where not all may have one.
 TEST(SumsOfAllSizes) {
-  for (int64_t peer_reads : {0, 1}) {
+  for (const auto& [peer_reads, buffers] :
+       {Where{0, Buffers::kOutside}, Where{0, Buffers::kInHeap}, Where{1, Buffers::kOutside},
+        Where{1, Buffers::kInHeap}, Where{1, Buffers::kInHeapOfEven}}) {
     for (int n : {2, 3}) {
       EXPECT(InProcesses(
                  n,
@@ -39,7 +48,7 @@ TEST(SumsOfAllSizes) {
                      }
                    }
                  },
-                 kArenaNbytes, peer_reads) == Zeros(n));
+                 kArenaNbytes, peer_reads, buffers) == Zeros(n));
     }
   }
 }
@@ -56,6 +65,28 @@ TEST(ReadsOfPeersMemory) {
            EXPECT_EQ(errno, EFAULT);
            EXPECT_EQ(RunOnce(&site, 0, process, 2, 1), "");  // The other is not to end before.
          }) == Zeros(2));
+}
+
+TEST(HeapsOfPeers) {
+  EXPECT(InProcesses(
+             2,
+             [](int process) {
+               const World& world = *World::Get();
+               EXPECT(world.MapsHeaps(0) && world.MapsHeaps(1));
+               std::vector<int, processes::Memory<int>> own(50000, 7 + process);
+               int outside = 0;
+               EXPECT(world.IsInHeap(own.data()) && !world.IsInHeap(&outside));
+               const char* there = reinterpret_cast<const char*>(own.data());
+               Call call(50000, 0);  // The same addresses in both, as they are forks of one.
+               Site site(Loaded(Remote(2, 1, 50000, "shm_test.cc:14")));
+               call.Arrive(&site, 0, process);
+               EXPECT_EQ(call.outcome.Error(0), "");
+               int here = 0;
+               std::memcpy(&here, world.InHeapOf(1 - process, there), sizeof(here));
+               EXPECT_EQ(here, 7 + 1 - process);
+               EXPECT_EQ(RunOnce(&site, 1, process, 2, 50000), "");
+             },
+             kArenaNbytes, 1, Buffers::kInHeap) == Zeros(2));
 }
 
 TEST(ManySmallOnes) {
@@ -186,21 +217,25 @@ TEST(APeerThatDies) {
 // Whatever it was doing: the others never take a result for right that is not.
 TEST(APeerThatDiesWhileItIsRead) {
   static constexpr int64_t kCount = 1 << 20;
-  for (int ms : {1, 5, 20}) {
-    const std::vector<int> ends = InProcesses(3, [ms](int process) {
-      Site site(Loaded(Remote(3, 1, kCount, "shm_test.cc:12")));
-      EXPECT_EQ(RunOnce(&site, 0, process, 3, kCount), "");
-      std::thread killer([&] {
-        if (process != 1) return;
-        std::this_thread::sleep_for(milliseconds(ms));
-        kill(getpid(), SIGKILL);
-      });
-      std::string error;
-      for (int run = 1; error.empty(); ++run) error = RunOnce(&site, run, process, 3, kCount);
-      EXPECT_CONTAINS(error, "will not come: process 1 (pid ");
-      killer.join();
+  const auto run = [](int process, int ms) {
+    Site site(Loaded(Remote(3, 1, kCount, "shm_test.cc:12")));
+    EXPECT_EQ(RunOnce(&site, 0, process, 3, kCount), "");
+    std::thread killer([&] {
+      if (process != 1) return;
+      std::this_thread::sleep_for(milliseconds(ms));
+      kill(getpid(), SIGKILL);
     });
-    EXPECT(ends == (std::vector<int>{0, kDied, 0}));
+    std::string error;
+    for (int run = 1; error.empty(); ++run) error = RunOnce(&site, run, process, 3, kCount);
+    EXPECT_CONTAINS(error, "will not come: process 1 (pid ");
+    killer.join();
+  };
+  for (Buffers buffers : {Buffers::kOutside, Buffers::kInHeap}) {
+    for (int ms : {1, 5, 20}) {
+      const std::vector<int> ends = InProcesses(
+          3, [&](int process) { run(process, ms); }, kArenaNbytes, /*peer_reads=*/1, buffers);
+      EXPECT(ends == (std::vector<int>{0, kDied, 0}));
+    }
   }
 }
 

@@ -1,0 +1,42 @@
+#include "peer_heap.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <string>
+
+namespace jcoll {
+
+HeapPlace HeapPlace::Of(const HeapRange* heap) {
+  struct stat s;
+  if (heap == nullptr || fstat(heap->fd, &s) != 0) return {};
+  return {reinterpret_cast<uint64_t>(heap->base), heap->nbytes, heap->fd, s.st_dev, s.st_ino};
+}
+
+PeerHeap::~PeerHeap() {
+  if (data_ != nullptr) munmap(const_cast<char*>(data_), static_cast<size_t>(place_.nbytes));
+}
+
+bool PeerHeap::Map(int pid, const HeapPlace& place) {
+  if (place.nbytes == 0) return true;
+  const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(place.fd);
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return false;
+  struct stat s;
+  void* p = MAP_FAILED;
+  if (fstat(fd, &s) == 0 && s.st_dev == place.device && s.st_ino == place.inode &&
+      s.st_size == place.nbytes) {
+    p = mmap(nullptr, static_cast<size_t>(place.nbytes), PROT_READ, MAP_SHARED | MAP_NORESERVE, fd,
+             0);
+  }
+  close(fd);
+  if (p == MAP_FAILED) return false;
+  madvise(p, static_cast<size_t>(place.nbytes), MADV_DONTDUMP);  // Its owner's core dump has it.
+  place_ = place;
+  data_ = static_cast<const char*>(p);
+  return true;
+}
+
+}  // namespace jcoll
