@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <fstream>
 
 #include "reduce_kernels.h"
 
@@ -33,6 +34,17 @@ void Copy(void* dst, const void* src, int64_t nbytes, bool stream) {
 }
 
 }  // namespace
+
+// sysconf(_SC_LEVEL3_CACHE_SIZE) adds up those of all cores on some processors.
+int64_t LastLevelCacheNbytes() {
+  static const int64_t nbytes = [] {
+    std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index3/size");  // "32768K"
+    int64_t kib = 0;
+    char unit = 0;
+    return file >> kib >> unit && kib > 0 && unit == 'K' ? kib << 10 : int64_t{32} << 20;
+  }();
+  return nbytes;
+}
 
 void CopyTo(const void* src, void* const* dsts, int num_dsts, int64_t nbytes, bool stream) {
   const char* from = static_cast<const char*>(src);

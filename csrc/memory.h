@@ -26,6 +26,10 @@ inline bool ShouldStream(int64_t traffic_nbytes, bool reduces, bool fans_out) {
   return traffic_nbytes >= mib << 20;
 }
 
+// The size of the cache that the first core shares with others; 32 MiB where the system does not
+// say.
+int64_t LastLevelCacheNbytes();
+
 // Copies nbytes >= 0 from src to each of num_dsts destinations; src is read from memory once.
 // A destination equal to src is skipped; they must not overlap otherwise. Any alignment.
 // `stream`: as in Reduce.

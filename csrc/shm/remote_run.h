@@ -56,6 +56,7 @@ class RemoteRun : public RemoteWork {
     uint64_t members = 0;                  // A hash of the ranks' processes and devices, in order.
     const RankBuffers* buffers = nullptr;  // By rank; those of other processes are not looked at.
     int64_t block_nbytes = 0;
+    int64_t results_nbytes = 0;  // Of all ranks together.
     // Where blocks are not of one size: block b of rank r's input is the stream from r to b, block
     // b of its output the one from b to r, and block_nbytes the length of the longest.
     const Streams* streams = nullptr;
@@ -161,6 +162,7 @@ class RemoteRun : public RemoteWork {
   int64_t all_came_ns_ = 0;
   ChunkCuts cuts_;
   int64_t lane_nbytes_ = 0;
+  bool stream_ = false;
   Exposure exposure_ = Exposure::kNone;  // Of our ranks' buffers.
   int64_t arena_offset_ = -1, arena_nbytes_ = 0;
   static constexpr uint64_t kNoTicket = UINT64_MAX;
