@@ -118,7 +118,7 @@ class Config:
     peer_reads: int = 1 << 20
     """`JCOLL_PEER_READS`, bytes, or 256K: blocks from this size on are read in the memory of other
     processes (process_vm_readv), where the system allows it, instead of being copied through shared
-    memory; 0: none are. Where that memory is mapped (JCOLL_SHARED_HEAP), 64K does if it is less."""
+    memory; 0: none are. Where they map that memory (JCOLL_SHARED_HEAP), 64K are large enough."""
 
     shared_heap: bool = True
     """`JCOLL_SHARED_HEAP`: 0 keeps XLA's buffers out of memory that other processes of this host

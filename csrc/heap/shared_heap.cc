@@ -1,6 +1,7 @@
 #include "shared_heap.h"
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,8 +19,17 @@ int64_t PhysicalNbytes() {
   return std::max<int64_t>(0, int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE));
 }
 
+// Of a file. A larger one would not only fail, but bring a signal (SIGXFSZ).
+int64_t LargestFile() {
+  rlimit limit;
+  const bool is_limited =
+      getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < static_cast<rlim_t>(kMostNbytes);
+  return is_limited ? static_cast<int64_t>(limit.rlim_cur) : kMostNbytes;
+}
+
 std::optional<HeapRange> MakeRange() {
-  const int64_t nbytes = std::min(kMostNbytes, PhysicalNbytes());
+  const int64_t nbytes =
+      std::min(PhysicalNbytes(), LargestFile()) / SharedHeap::kPageNbytes * SharedHeap::kPageNbytes;
   const int fd = memfd_create("jcoll-heap", MFD_CLOEXEC);
   if (fd < 0) return std::nullopt;
   void* base = MAP_FAILED;

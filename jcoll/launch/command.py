@@ -44,8 +44,9 @@ Should the launcher itself be killed, the kernel kills the processes with it.
 set for each process: JAX_PLATFORMS, JAX_NUM_CPU_DEVICES, JAX_CPU_COLLECTIVES_IMPLEMENTATION,
 JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, JAX_PROCESS_ID, PYTHONUNBUFFERED, JCOLL_HOST_ID with
 --hosts, and its share of the cores as NPROC (XLA's threads), OMP_NUM_THREADS and JCOLL_NUM_THREADS
-unless these are set. stdin is empty. jax is imported before the program, so other JAX_ variables
-that it sets itself come too late: set them outside.
+unless these are set. LD_PRELOAD has libjcoll_heap, by which the processes read each other's large
+results where they are, unless JCOLL_SHARED_HEAP=0. stdin is empty. jax is imported before the
+program, so other JAX_ variables that it sets itself come too late: set them outside.
 
 exit status: 0 all succeeded; that of the first rank to fail (128 + signal if one killed it);
   124 --timeout; 130 Ctrl-C; 2 bad command line
