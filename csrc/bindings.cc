@@ -47,6 +47,7 @@ py::list Metrics() {
     row["calls"] = calls;
     row["bytes"] = calls * m->nbytes;
     row["row_bytes"] = m->rows_nbytes.load();
+    row["mapped_bytes"] = m->mapped_nbytes.load();
     row["skew_s"] = static_cast<double>(m->skew_ns.load()) * 1e-9;
     row["exec_s"] = static_cast<double>(m->exec_ns.load()) * 1e-9;
     row["errors"] = m->errors.load();

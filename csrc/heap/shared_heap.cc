@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <string>
 
 #include "../align.h"
 #include "../fork_safe.h"
@@ -15,25 +17,27 @@ namespace {
 // Addresses, not memory. Every peer maps as much, and there may be hundreds.
 constexpr int64_t kMostNbytes = int64_t{256} << 30;
 
-int64_t PhysicalNbytes() {
-  return std::max<int64_t>(0, int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE));
+// Four times what there is: blocks need room between each other.
+int64_t WantedNbytes() {
+  const int64_t pages = sysconf(_SC_PHYS_PAGES);
+  return pages <= 0 ? 0 : std::min(kMostNbytes, 4 * pages * SharedHeap::PageNbytes());
 }
 
-// Of a file. A larger one would not only fail, but bring a signal (SIGXFSZ).
-int64_t LargestFile() {
-  rlimit limit;
-  const bool is_limited =
-      getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < static_cast<rlim_t>(kMostNbytes);
-  return is_limited ? static_cast<int64_t>(limit.rlim_cur) : kMostNbytes;
+// A file that is larger than allowed does not only fail, but brings a signal (SIGXFSZ); addresses
+// that are counted are needed for other things.
+bool HasRoom(int64_t nbytes) {
+  rlimit file, addresses;
+  return getrlimit(RLIMIT_FSIZE, &file) == 0 && file.rlim_cur >= static_cast<rlim_t>(nbytes) &&
+         getrlimit(RLIMIT_AS, &addresses) == 0 && addresses.rlim_cur == RLIM_INFINITY;
 }
 
 std::optional<HeapRange> MakeRange() {
-  const int64_t nbytes =
-      std::min(PhysicalNbytes(), LargestFile()) / SharedHeap::kPageNbytes * SharedHeap::kPageNbytes;
+  const int64_t nbytes = WantedNbytes();
+  if (nbytes == 0 || !HasRoom(nbytes)) return std::nullopt;
   const int fd = memfd_create("jcoll-heap", MFD_CLOEXEC);
   if (fd < 0) return std::nullopt;
   void* base = MAP_FAILED;
-  if (nbytes > 0 && ftruncate(fd, nbytes) == 0) {
+  if (ftruncate(fd, nbytes) == 0) {
     base = mmap(nullptr, static_cast<size_t>(nbytes), PROT_READ | PROT_WRITE,
                 MAP_SHARED | MAP_NORESERVE, fd, 0);
   }
@@ -41,9 +45,16 @@ std::optional<HeapRange> MakeRange() {
     close(fd);
     return std::nullopt;
   }
+  madvise(base, static_cast<size_t>(nbytes), MADV_DONTDUMP);
   // Where the system has huge pages for such files (shmem_enabled).
   madvise(base, static_cast<size_t>(nbytes), MADV_HUGEPAGE);
   return HeapRange{base, nbytes, fd};
+}
+
+[[noreturn]] void AbortOf(const char* what) {
+  const std::string text = std::string("jcoll-heap: ") + what + ": no buffer begins there\n";
+  if (write(STDERR_FILENO, text.data(), text.size()) < 0) std::abort();
+  std::abort();
 }
 
 }  // namespace
@@ -60,34 +71,46 @@ SharedHeap::SharedHeap() : range_(MakeRange()) {
   base_.store(reinterpret_cast<uintptr_t>(range_->base));
 }
 
+int64_t SharedHeap::PageNbytes() {
+  static const int64_t nbytes = sysconf(_SC_PAGESIZE);
+  return nbytes;
+}
+
 void* SharedHeap::Allocate(size_t nbytes) {
   if (!range_ || nbytes > static_cast<size_t>(range_->nbytes)) return nullptr;
   std::lock_guard<std::mutex> lock(mu);
   if (is_child_) return nullptr;
-  const int64_t offset = blocks_->Take(RoundUp(static_cast<int64_t>(nbytes), kPageNbytes));
+  const int64_t offset = blocks_->Take(RoundUp(static_cast<int64_t>(nbytes), PageNbytes()));
   return offset < 0 ? nullptr : base() + offset;
 }
 
 void SharedHeap::Free(void* p) {
   std::lock_guard<std::mutex> lock(mu);
   if (is_child_) return;  // It is the parent's.
-  const BlockMap::Range hole = blocks_->Give(OffsetOf(p));
-  if (blocks_->kept() <= blocks_->used() + kSlack) return;
-  if (madvise(base() + hole.offset, static_cast<size_t>(hole.nbytes), MADV_REMOVE) == 0) {
-    blocks_->Empty(hole.offset);
+  if (!blocks_->Give(OffsetOf(p))) AbortOf("free()");
+  if (blocks_->kept() > blocks_->used() + kSlack) ReturnPages();
+}
+
+// Half of what may be kept stays: else the next buffer to be freed would be over the limit again,
+// and what a program needs for each of its steps would never be kept.
+void SharedHeap::ReturnPages() {
+  while (blocks_->kept() > (blocks_->used() + kSlack) / 2) {
+    const std::optional<BlockMap::Range> hole = blocks_->Empty();
+    if (!hole) return;
+    madvise(base() + hole->offset, static_cast<size_t>(hole->nbytes), MADV_REMOVE);
   }
 }
 
 size_t SharedHeap::NbytesOf(void* p) {
   std::lock_guard<std::mutex> lock(mu);
-  return static_cast<size_t>(blocks_->NbytesOf(OffsetOf(p)));
+  const int64_t nbytes = blocks_->NbytesOf(OffsetOf(p));
+  if (nbytes < 0) AbortOf("malloc_usable_size()");
+  return static_cast<size_t>(nbytes);
 }
 
 void SharedHeap::ForgetParent() {
+  if (range_) mprotect(range_->base, static_cast<size_t>(range_->nbytes), PROT_NONE);
   is_child_ = true;
-  if (!range_) return;
-  mmap(range_->base, static_cast<size_t>(range_->nbytes), PROT_READ | PROT_WRITE,
-       MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, range_->fd, 0);
 }
 
 }  // namespace jcoll

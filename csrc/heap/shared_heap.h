@@ -6,12 +6,13 @@
 // or none where it is reduced, no system call, and no permission to attach as a debugger, which
 // process_vm_readv asks for. Intel MPI and XPMEM-based MPIs share heaps for the same reason.
 //
-// Pages that have been given back by XLA are kept for the next buffer, up to kSlack more than what
-// is in use. What is known of blocks is kept outside of them.
+// Pages that XLA has given back are kept for its next buffer, up to kSlack more than what is in
+// use. What is known of blocks is kept outside of them. Core dumps leave the memory out: to write
+// it, the kernel would give pages to all of the range.
 //
-// A fork: the child sees the memory as its own from then on; buffers that the parent has not
-// changed since look as they did, and nothing that the child writes reaches the parent. It gets no
-// more of it.
+// A child of a fork has no access: it would see what its parent makes of the memory later, not what
+// was there. It ends by SIGSEGV where it looks at one of XLA's buffers, which JAX does not bear in
+// a child anyway.
 #pragma once
 
 #include <atomic>
@@ -27,8 +28,8 @@ namespace jcoll {
 
 class SharedHeap {
  public:
-  static constexpr int64_t kPageNbytes = 4096;
   static constexpr int64_t kSlack = int64_t{256} << 20;
+  static int64_t PageNbytes();
 
   static SharedHeap& Get();
   // Whether an address is in the heap; before Get, too.
@@ -40,10 +41,11 @@ class SharedHeap {
 
   // A block that begins on a page; null if there is no more.
   void* Allocate(size_t nbytes);
+  // Aborts if no block begins there, as the C library does.
   void Free(void* p);
   size_t NbytesOf(void* p);
-  // Null if the system gives no such memory.
-  const HeapRange* range() const { return range_ ? &*range_ : nullptr; }
+  // Null if the system gives no such memory, and in a child of a fork.
+  const HeapRange* range() const { return range_ && !is_child_ ? &*range_ : nullptr; }
 
   // ForkSafe
   std::mutex mu;
@@ -53,6 +55,7 @@ class SharedHeap {
 
  private:
   char* base() const { return static_cast<char*>(range_->base); }
+  void ReturnPages();
   int64_t OffsetOf(const void* p) const { return static_cast<const char*>(p) - base(); }
 
   static std::atomic<uintptr_t> base_;

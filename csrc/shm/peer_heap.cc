@@ -33,7 +33,7 @@ bool PeerHeap::Map(int pid, const HeapPlace& place) {
   }
   close(fd);
   if (p == MAP_FAILED) return false;
-  madvise(p, static_cast<size_t>(place.nbytes), MADV_DONTDUMP);  // Its owner's core dump has it.
+  madvise(p, static_cast<size_t>(place.nbytes), MADV_DONTDUMP);
   place_ = place;
   data_ = static_cast<const char*>(p);
   return true;

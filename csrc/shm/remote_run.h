@@ -73,6 +73,7 @@ class RemoteRun : public RemoteWork {
   bool moved() const override { return moved_; }
   const Failure& failure() const override { return *failure_; }
   int64_t all_came_ns() const override { return all_came_ns_; }
+  int64_t mapped_nbytes() const override { return mapped_nbytes_; }
 
  private:
   struct Counter {
@@ -160,6 +161,7 @@ class RemoteRun : public RemoteWork {
   Post* own_ = nullptr;
   int num_missing_ = 0;  // Processes that have not arrived.
   int64_t all_came_ns_ = 0;
+  int64_t mapped_nbytes_ = 0;
   ChunkCuts cuts_;
   int64_t lane_nbytes_ = 0;
   bool stream_ = false;

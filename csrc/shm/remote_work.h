@@ -23,6 +23,8 @@ class RemoteWork {
   virtual int64_t all_came_ns() const = 0;
   // MoveList::rows_nbytes of a ragged op: those of all ranks, here or not.
   virtual int64_t rows_nbytes() const { return 0; }
+  // What this process's ranks have taken from other processes' buffers where these are mapped.
+  virtual int64_t mapped_nbytes() const { return 0; }
 };
 
 }  // namespace jcoll

@@ -128,6 +128,7 @@ std::optional<Failure> World::Join(int self, const std::vector<ProcessInfo>& inf
   for (int p = 0; p < world->num_processes(); ++p) {
     if (p != self) maps_heaps &= world->heaps_[p].Map(infos[p].pid, world->header(p)->heap);
   }
+  if (!maps_heaps) world->heaps_.clear();  // Not all: none is used.
   world->header(self)->maps_heaps.store(maps_heaps);
   const int num_cores = world->NumCores();
   world->is_crowded_ = num_cores > 0 && world->num_processes() > num_cores;

@@ -96,7 +96,8 @@ def _add_method(group: argparse._ArgumentGroup) -> None:
         "--malloc",
         choices=("default", "reuse", "both"),
         help="reuse: glibc keeps freed pages, so large results do not page-fault anew in each call"
-        " (MALLOC_MMAP_THRESHOLD_ and others set in the measuring process)",
+        " (MALLOC_MMAP_THRESHOLD_ and others set in the measuring process); several processes keep"
+        " them either way, in shared heaps, unless JCOLL_SHARED_HEAP=0",
     )
     add(
         "--dispatch",

@@ -56,6 +56,8 @@ def metrics() -> list[dict[str, Any]]:
     one rank's size S as nccl-tests counts it; `calls`, completed collectives (one per group, not
     per rank); `bytes` = calls * nbytes; `row_bytes`, of ragged ops, the bytes of the rows that were
     sent, over all ranks and calls, those to oneself included (`bytes` counts whole operands);
+    `mapped_bytes`, between processes, what the ranks of this one took straight from the others'
+    buffers (JCOLL_SHARED_HEAP);
     `skew_s`, summed time from first to last arrival, as seen from this process: from its own first
     rank on; `exec_s`, summed time from the last arrival until all outputs of this process were
     written; `errors`.

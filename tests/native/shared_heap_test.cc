@@ -1,5 +1,6 @@
 #include "csrc/heap/shared_heap.h"
 
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -24,12 +25,29 @@ TEST(BlocksComeBackToTheirPlaces) {
   EXPECT_EQ(map.Take(10), 40);
   EXPECT_EQ(map.Take(51), -1);
   EXPECT_EQ(map.Take(50), 50);
-  map.Give(40);
+  EXPECT(map.Give(40) && !map.Give(40) && !map.Give(41));
+  EXPECT_EQ(map.NbytesOf(40), -1);
   EXPECT_EQ(map.Take(10), 40);
-  map.Give(0);
-  map.Give(50);
+  EXPECT(map.Give(0) && map.Give(50));
   EXPECT_EQ(map.Take(30), 0);  // The smallest hole that is large enough.
   EXPECT_EQ(map.used(), 40);
+}
+
+TEST(PagesThatAreThereComeFirst) {
+  BlockMap map(100);
+  EXPECT_EQ(map.Take(30), 0);
+  EXPECT_EQ(map.Take(10), 30);
+  EXPECT(map.Give(0));
+  EXPECT_EQ(map.kept(), 30);
+  EXPECT_EQ(map.Take(60), 40);  // Never used.
+  EXPECT(map.Give(40));
+  EXPECT_EQ(map.Take(50), 40);
+  const auto emptied = map.Empty();
+  EXPECT(emptied && emptied->offset == 0 && emptied->nbytes == 30);
+  EXPECT_EQ(map.kept(), 10);
+  EXPECT_EQ(map.Take(10), 90);
+  EXPECT_EQ(map.Take(30), 0);
+  EXPECT(!map.Empty());
 }
 
 TEST(NeighbouringHolesAreOne) {
@@ -37,12 +55,12 @@ TEST(NeighbouringHolesAreOne) {
        {std::vector<int64_t>{0, 10, 20}, {20, 10, 0}, {0, 20, 10}, {10, 0, 20}}) {
     BlockMap map(30);
     for (int i = 0; i < 3; ++i) map.Take(10);
-    BlockMap::Range hole;
-    for (int64_t offset : order) hole = map.Give(offset);
-    EXPECT_EQ(hole.offset, 0);
-    EXPECT_EQ(hole.nbytes, 30);
+    for (int64_t offset : order) EXPECT(map.Give(offset));
     EXPECT_EQ(map.kept(), 30);
-    map.Empty(0);
+    EXPECT_EQ(map.Take(30), 0);
+    EXPECT(map.Give(0));
+    const auto emptied = map.Empty();
+    EXPECT(emptied && emptied->offset == 0 && emptied->nbytes == 30);
     EXPECT_EQ(map.kept(), 0);
     EXPECT_EQ(map.Take(30), 0);
   }
@@ -67,15 +85,18 @@ TEST(NoTwoBlocksOverlap) {
       blocks[offset] = nbytes;
     } else if (!blocks.empty()) {
       const auto block = std::next(blocks.begin(), random() % blocks.size());
-      map.Give(block->first);
+      EXPECT(map.Give(block->first));
       blocks.erase(block);
+      if (random() % 8 == 0) map.Empty();
     }
     int64_t used = 0;
     for (const auto& [offset, nbytes] : blocks) used += nbytes;
     EXPECT_EQ(map.used(), used);
     EXPECT(map.kept() >= 0 && map.kept() + used <= kNbytes);
   }
-  for (const auto& [offset, nbytes] : blocks) map.Give(offset);
+  for (const auto& [offset, nbytes] : blocks) EXPECT(map.Give(offset));
+  while (map.Empty()) {
+  }
   EXPECT_EQ(map.Take(kNbytes), 0);
 }
 
@@ -94,51 +115,96 @@ int64_t SharedMemory() {
 TEST(MemoryGoesBackToTheSystem) {
   SharedHeap& heap = SharedHeap::Get();
   EXPECT(heap.range() != nullptr);
-  std::vector<void*> blocks;
+  std::vector<void*> large, small;  // The small ones keep the large ones' holes apart.
   for (int i = 0; i < 5; ++i) {
-    blocks.push_back(heap.Allocate(100 * kMiB));
-    std::memset(blocks.back(), 1, 100 * kMiB);
+    large.push_back(heap.Allocate(100 * kMiB));
+    std::memset(large.back(), 1, 100 * kMiB);
+    small.push_back(heap.Allocate(1));
   }
   EXPECT(SharedMemory() >= 500 * 1024);
-  for (void* p : blocks) heap.Free(p);
+  for (void* p : large) heap.Free(p);
   EXPECT(SharedMemory() <= SharedHeap::kSlack / 1024);
-  char* again = static_cast<char*>(heap.Allocate(300 * kMiB));
-  std::memset(again, 2, 300 * kMiB);
-  EXPECT_EQ(again[150 * kMiB], 2);
-  heap.Free(again);
+  for (int i = 0; i < 100; ++i) {  // What a program needs again and again stays.
+    char* again = static_cast<char*>(heap.Allocate(10 * kMiB));
+    std::memset(again, 2, 10 * kMiB);
+    EXPECT_EQ(again[5 * kMiB], 2);
+    const int64_t before = SharedMemory();
+    heap.Free(again);
+    EXPECT(SharedMemory() >= before);
+  }
+  for (void* p : small) heap.Free(p);
 }
 
 TEST(MoreThanThereIs) {
   SharedHeap& heap = SharedHeap::Get();
-  EXPECT(heap.Allocate(heap.range()->nbytes) != nullptr);  // Addresses, as nobody touches it.
-  EXPECT(heap.Allocate(1) == nullptr);
+  EXPECT(heap.Allocate(heap.range()->nbytes + 1) == nullptr);
   EXPECT(heap.Allocate(SIZE_MAX) == nullptr);
-  heap.Free(heap.range()->base);
   void* p = heap.Allocate(1);
-  EXPECT_EQ(p, heap.range()->base);
   EXPECT(SharedHeap::Has(p) && !SharedHeap::Has(&p));
-  EXPECT_EQ(heap.NbytesOf(p), static_cast<size_t>(SharedHeap::kPageNbytes));
+  EXPECT_EQ(heap.NbytesOf(p), static_cast<size_t>(SharedHeap::PageNbytes()));
+  void* rest = heap.Allocate(heap.range()->nbytes / 2);  // Addresses, as nobody touches it.
+  EXPECT(rest != nullptr && heap.Allocate(heap.range()->nbytes / 2) == nullptr);
+  heap.Free(rest);
   heap.Free(p);
 }
 
-// What a child of a fork does with its parent's memory is its own affair.
+// A child of a fork goes on without the heap, and dies if it looks into it.
 TEST(Forks) {
   SharedHeap& heap = SharedHeap::Get();
   char* p = static_cast<char*>(heap.Allocate(kMiB));
   std::memset(p, 1, kMiB);
-  const pid_t child = fork();
-  if (child == 0) {
-    bool is_right = p[0] == 1 && p[kMiB - 1] == 1;
-    std::memset(p, 2, kMiB);
-    is_right &= p[5] == 2 && heap.Allocate(kMiB) == nullptr;
-    heap.Free(p);
-    _exit(is_right ? 0 : 1);
+  for (const bool looks : {false, true}) {
+    const pid_t child = fork();
+    if (child == 0) {
+      heap.Free(p);
+      const bool is_right = heap.range() == nullptr && heap.Allocate(kMiB) == nullptr;
+      if (looks) p[5] = 2;
+      _exit(is_right ? 0 : 1);
+    }
+    int status = 0;
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(looks ? !WIFEXITED(status) || WEXITSTATUS(status) > 1 : status == 0, true);
   }
+  EXPECT(p[0] == 1 && p[5] == 1 && p[kMiB - 1] == 1);
+  EXPECT(heap.Allocate(kMiB) != p);
+}
+
+// In a process of its own, before it has a heap.
+template <typename Fn>
+void ExpectInChild(Fn fn, bool survives) {
+  const pid_t child = fork();
+  if (child == 0) _exit(fn() ? 0 : 1);
   int status = 0;
   EXPECT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_EQ(status, 0);
-  EXPECT(p[0] == 1 && p[kMiB - 1] == 1);
-  EXPECT(heap.Allocate(kMiB) != p);
+  EXPECT_EQ(status == 0, survives);
+}
+
+TEST(Limits) {
+  for (const auto which : {RLIMIT_FSIZE, RLIMIT_AS}) {
+    ExpectInChild(
+        [which] {
+          rlimit limit{1 << 30, 1 << 30};
+          SharedHeap heap;
+          if (heap.range() == nullptr || setrlimit(which, &limit) != 0) return false;
+          SharedHeap limited;
+          return limited.range() == nullptr && limited.Allocate(1) == nullptr;
+        },
+        true);
+  }
+}
+
+TEST(WhatIsNoBlock) {
+  SharedHeap& heap = SharedHeap::Get();
+  char* p = static_cast<char*>(heap.Allocate(kMiB));
+  EXPECT_EQ(heap.NbytesOf(p), static_cast<size_t>(kMiB));
+  ExpectInChild(
+      [] {
+        SharedHeap own;
+        own.Free(static_cast<char*>(own.Allocate(kMiB)) + 64);
+        return true;
+      },
+      false);
+  heap.Free(p);
 }
 
 TEST(ManyThreads) {

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "csrc/metrics.h"
 #include "csrc/plan_store.h"
 #include "csrc/shm/peer_reads.h"
 #include "tests/native/processes.h"
@@ -81,6 +82,8 @@ TEST(HeapsOfPeers) {
                Site site(Loaded(Remote(2, 1, 50000, "shm_test.cc:14")));
                call.Arrive(&site, 0, process);
                EXPECT_EQ(call.outcome.Error(0), "");
+               // The other's half of the operands and of the sums.
+               EXPECT_EQ(jcoll::AllMetrics().back()->mapped_nbytes.load(), 2 * 25000 * 4);
                int here = 0;
                std::memcpy(&here, world.InHeapOf(1 - process, there), sizeof(here));
                EXPECT_EQ(here, 7 + 1 - process);
