@@ -64,8 +64,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if (path := library()) is None:
-        print(f"jcoll: {_NAME} has not been built: install jcoll with pip.", file=sys.stderr)
+    if (why := obstacle({})) is not None:
+        print(f"jcoll: there is no shared heap: {why}.\n  Install jcoll with pip.", file=sys.stderr)
         return 1
-    print(path)
+    print(library())
     return 0

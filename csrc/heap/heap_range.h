@@ -8,7 +8,8 @@ namespace jcoll {
 struct HeapRange {
   void* base;
   int64_t nbytes;
-  int fd;  // Of the file behind it, whose byte 0 is at `base`.
+  int fd;                  // Of the file behind it, whose byte 0 is at `base`,
+  uint64_t device, inode;  // and which this is: a descriptor's number may be another's by now.
 };
 
 }  // namespace jcoll

@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -37,7 +38,8 @@ std::optional<HeapRange> MakeRange() {
   const int fd = memfd_create("jcoll-heap", MFD_CLOEXEC);
   if (fd < 0) return std::nullopt;
   void* base = MAP_FAILED;
-  if (ftruncate(fd, nbytes) == 0) {
+  struct stat s = {};
+  if (ftruncate(fd, nbytes) == 0 && fstat(fd, &s) == 0) {
     base = mmap(nullptr, static_cast<size_t>(nbytes), PROT_READ | PROT_WRITE,
                 MAP_SHARED | MAP_NORESERVE, fd, 0);
   }
@@ -48,7 +50,7 @@ std::optional<HeapRange> MakeRange() {
   madvise(base, static_cast<size_t>(nbytes), MADV_DONTDUMP);
   // Where the system has huge pages for such files (shmem_enabled).
   madvise(base, static_cast<size_t>(nbytes), MADV_HUGEPAGE);
-  return HeapRange{base, nbytes, fd};
+  return HeapRange{base, nbytes, fd, s.st_dev, s.st_ino};
 }
 
 [[noreturn]] void AbortOf(const char* what) {
@@ -81,6 +83,7 @@ void* SharedHeap::Allocate(size_t nbytes) {
   std::lock_guard<std::mutex> lock(mu);
   if (is_child_) return nullptr;
   const int64_t offset = blocks_->Take(RoundUp(static_cast<int64_t>(nbytes), PageNbytes()));
+  peak_ = std::max(peak_, blocks_->used());
   return offset < 0 ? nullptr : base() + offset;
 }
 
@@ -88,13 +91,18 @@ void SharedHeap::Free(void* p) {
   std::lock_guard<std::mutex> lock(mu);
   if (is_child_) return;  // It is the parent's.
   if (!blocks_->Give(OffsetOf(p))) AbortOf("free()");
-  if (blocks_->kept() > blocks_->used() + kSlack) ReturnPages();
+  const auto now = Clock::now();
+  if (now - window_began_ > kWindow) {
+    peak_before_ = now - window_began_ > 2 * kWindow ? blocks_->used() : peak_;
+    peak_ = blocks_->used();
+    window_began_ = now;
+  }
+  if (blocks_->used() + blocks_->kept() > Peak() + kSlack) ReturnPages();
 }
 
-// Half of what may be kept stays: else the next buffer to be freed would be over the limit again,
-// and what a program needs for each of its steps would never be kept.
+// Half of the slack stays: else the next buffer to be freed would be over the limit again.
 void SharedHeap::ReturnPages() {
-  while (blocks_->kept() > (blocks_->used() + kSlack) / 2) {
+  while (blocks_->used() + blocks_->kept() > Peak() + kSlack / 2) {
     const std::optional<BlockMap::Range> hole = blocks_->Empty();
     if (!hole) return;
     madvise(base() + hole->offset, static_cast<size_t>(hole->nbytes), MADV_REMOVE);

@@ -6,8 +6,9 @@
 // or none where it is reduced, no system call, and no permission to attach as a debugger, which
 // process_vm_readv asks for. Intel MPI and XPMEM-based MPIs share heaps for the same reason.
 //
-// Pages that XLA has given back are kept for its next buffer, up to kSlack more than what is in
-// use. What is known of blocks is kept outside of them. Core dumps leave the memory out: to write
+// Pages that XLA has given back are kept for its next buffer: what is used and kept is at most
+// kSlack more than what was used at a time, of late, so that a program which needs as much for each
+// of its steps gets the pages of the last one. What is known of blocks is kept outside of them. Core dumps leave the memory out: to write
 // it, the kernel would give pages to all of the range.
 //
 // A child of a fork has no access: it would see what its parent makes of the memory later, not what
@@ -15,7 +16,9 @@
 // a child anyway.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
@@ -29,6 +32,8 @@ namespace jcoll {
 class SharedHeap {
  public:
   static constexpr int64_t kSlack = int64_t{256} << 20;
+  // "Of late": in this window or the one before.
+  static constexpr std::chrono::seconds kWindow{2};
   static int64_t PageNbytes();
 
   static SharedHeap& Get();
@@ -55,13 +60,17 @@ class SharedHeap {
 
  private:
   char* base() const { return static_cast<char*>(range_->base); }
+  using Clock = std::chrono::steady_clock;
   void ReturnPages();
+  int64_t Peak() const { return std::max(peak_, peak_before_); }
   int64_t OffsetOf(const void* p) const { return static_cast<const char*>(p) - base(); }
 
   static std::atomic<uintptr_t> base_;
   static std::atomic<int64_t> nbytes_;
   std::optional<HeapRange> range_;
   std::optional<BlockMap> blocks_;
+  int64_t peak_ = 0, peak_before_ = 0;  // Of what is used, in this window and the one before.
+  Clock::time_point window_began_ = Clock::now();
   bool is_child_ = false;
 };
 

@@ -10,9 +10,9 @@
 namespace jcoll {
 
 HeapPlace HeapPlace::Of(const HeapRange* heap) {
-  struct stat s;
-  if (heap == nullptr || fstat(heap->fd, &s) != 0) return {};
-  return {reinterpret_cast<uint64_t>(heap->base), heap->nbytes, heap->fd, s.st_dev, s.st_ino};
+  if (heap == nullptr) return {};
+  return {reinterpret_cast<uint64_t>(heap->base), heap->nbytes, heap->fd, heap->device,
+          heap->inode};
 }
 
 PeerHeap::~PeerHeap() {
@@ -22,7 +22,7 @@ PeerHeap::~PeerHeap() {
 bool PeerHeap::Map(int pid, const HeapPlace& place) {
   if (place.nbytes == 0) return true;
   const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(place.fd);
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // It may be a FIFO by now.
   if (fd < 0) return false;
   struct stat s;
   void* p = MAP_FAILED;

@@ -13,7 +13,7 @@ struct HeapPlace {
   uint64_t base = 0;
   int64_t nbytes = 0;  // 0: it has none.
   int32_t fd = -1;
-  uint64_t device = 0, inode = 0;  // Of the file, as a descriptor's number may be another's by now.
+  uint64_t device = 0, inode = 0;
 
   static HeapPlace Of(const HeapRange* heap);
   bool Has(const void* p) const {

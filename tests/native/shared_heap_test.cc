@@ -123,14 +123,16 @@ TEST(MemoryGoesBackToTheSystem) {
   }
   EXPECT(SharedMemory() >= 500 * 1024);
   for (void* p : large) heap.Free(p);
+  EXPECT(SharedMemory() >= 500 * 1024);  // There may be another such step.
+  std::this_thread::sleep_for(2 * SharedHeap::kWindow + std::chrono::milliseconds(100));
+  heap.Free(heap.Allocate(1));
   EXPECT(SharedMemory() <= SharedHeap::kSlack / 1024);
   for (int i = 0; i < 100; ++i) {  // What a program needs again and again stays.
-    char* again = static_cast<char*>(heap.Allocate(10 * kMiB));
-    std::memset(again, 2, 10 * kMiB);
-    EXPECT_EQ(again[5 * kMiB], 2);
-    const int64_t before = SharedMemory();
+    char* again = static_cast<char*>(heap.Allocate(300 * kMiB));
+    if (i == 0) std::memset(again, 2, 300 * kMiB);
+    EXPECT_EQ(again[150 * kMiB], 2);
     heap.Free(again);
-    EXPECT(SharedMemory() >= before);
+    EXPECT(SharedMemory() >= 300 * 1024);
   }
   for (void* p : small) heap.Free(p);
 }
@@ -159,11 +161,12 @@ TEST(Forks) {
       heap.Free(p);
       const bool is_right = heap.range() == nullptr && heap.Allocate(kMiB) == nullptr;
       if (looks) p[5] = 2;
-      _exit(is_right ? 0 : 1);
+      _exit(is_right ? 42 : 43);
     }
     int status = 0;
     EXPECT_EQ(waitpid(child, &status, 0), child);
-    EXPECT_EQ(looks ? !WIFEXITED(status) || WEXITSTATUS(status) > 1 : status == 0, true);
+    const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 0;  // A sanitizer's own, perhaps.
+    EXPECT(looks ? code != 42 && code != 43 : code == 42);
   }
   EXPECT(p[0] == 1 && p[5] == 1 && p[kMiB - 1] == 1);
   EXPECT(heap.Allocate(kMiB) != p);
