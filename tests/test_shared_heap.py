@@ -141,7 +141,9 @@ arrays = [jnp.full(16 << 20, float(i)).block_until_ready() for i in range(8)]
 before = mib()
 del arrays
 time.sleep(4.5)
-(jnp.ones(1 << 18) + 1).block_until_ready()
+for _ in range(10):  # XLA may give the last one back a little later.
+    (jnp.ones(1 << 18) + 1).block_until_ready()
+    time.sleep(0.1)
 print(before >= 512, mib() <= 256)
 """
     assert output_of(program, {"LD_PRELOAD": LIBRARY}) == "True True"

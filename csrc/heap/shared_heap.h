@@ -8,8 +8,8 @@
 //
 // Pages that XLA has given back are kept for its next buffer: what is used and kept is at most
 // kSlack more than what was used at a time, of late, so that a program which needs as much for each
-// of its steps gets the pages of the last one. What is known of blocks is kept outside of them. Core dumps leave the memory out: to write
-// it, the kernel would give pages to all of the range.
+// of its steps gets the pages of the last one. What is known of blocks is kept outside of them.
+// Core dumps leave the memory out: to write it, the kernel would give pages to all of the range.
 //
 // A child of a fork has no access: it would see what its parent makes of the memory later, not what
 // was there. It ends by SIGSEGV where it looks at one of XLA's buffers, which JAX does not bear in
