@@ -15,7 +15,7 @@ constexpr int64_t kCount = 300;
 
 // Much longer than a thread waits for a processor: else a rank may blame one that only was slow.
 #ifdef __SANITIZE_THREAD__
-constexpr uint64_t kTimeoutNs = 600'000'000;
+constexpr uint64_t kTimeoutNs = 1'000'000'000;
 #else
 constexpr uint64_t kTimeoutNs = 150'000'000;
 #endif
