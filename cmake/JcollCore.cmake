@@ -1,4 +1,5 @@
-# jcoll_core: all of csrc/ but the files that know JAX or Python, and csrc/heap, a library of its own. Needs a C++17 compiler only.
+# jcoll_core: all of csrc/ but the files that know JAX or Python, and csrc/heap, a library of its
+# own. Needs a C++17 compiler only.
 
 file(GLOB_RECURSE core_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/csrc/*.cc)
 list(FILTER core_sources EXCLUDE REGEX "/csrc/heap/")

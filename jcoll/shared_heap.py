@@ -17,7 +17,7 @@ from pathlib import Path
 
 VARIABLE = "JCOLL_SHARED_HEAP"
 _NAME = "libjcoll_heap.so"
-_SEPARATORS = frozenset(": ")  # Of the loader's list; it knows no quotes.
+_SEPARATOR = re.compile("[: ]")  # In the loader's list, which knows no quotes.
 
 _DESCRIPTION = f"""\
 Print the path of the library that makes XLA's CPU buffers readable by the other processes of this
@@ -45,17 +45,19 @@ def obstacle(env: Mapping[str, str] = os.environ) -> str | None:
     path = library()
     if path is None:
         return f"{_NAME} has not been built"
-    if _SEPARATORS.intersection(str(path)):
+    if _SEPARATOR.search(str(path)):
         return f"LD_PRELOAD cannot name {str(path)!r}, which has a space or a colon in it"
     return None
 
 
 def preloaded(env: Mapping[str, str]) -> dict[str, str]:
     """`env` with the library in front of what LD_PRELOAD names, if nothing is in the way."""
-    before = env.get("LD_PRELOAD", "")
-    if obstacle(env) is not None or str(library()) in re.split("[: ]", before):
+    if obstacle(env) is not None:
         return dict(env)
-    return dict(env) | {"LD_PRELOAD": f"{library()}:{before}".rstrip(":")}
+    path, before = str(library()), env.get("LD_PRELOAD", "")
+    if path in _SEPARATOR.split(before):
+        return dict(env)
+    return dict(env) | {"LD_PRELOAD": f"{path}:{before}".rstrip(":")}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

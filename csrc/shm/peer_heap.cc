@@ -5,7 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <string>
+#include "segment.h"
 
 namespace jcoll {
 
@@ -21,8 +21,8 @@ PeerHeap::~PeerHeap() {
 
 bool PeerHeap::Map(int pid, const HeapPlace& place) {
   if (place.nbytes == 0) return true;
-  const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(place.fd);
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // It may be a FIFO by now.
+  // It may be a FIFO by now, whose open would wait for a writer.
+  const int fd = OpenDescriptorOf(pid, place.fd, O_RDONLY | O_NONBLOCK);
   if (fd < 0) return false;
   struct stat s;
   void* p = MAP_FAILED;

@@ -85,7 +85,7 @@ const char* RemoteRun::Source(const Cursor& cursor, const RankProgram::Operand& 
   if (!IsInPeer(src)) {
     return cuts_.At(s_.buffers[src.rank], origin->buffer, origin->chunk, begin);
   }
-  if (!IsRead(src)) {
+  if (ExposedOf(src.rank)->how == Exposure::kMapped) {
     mapped_nbytes_ += nbytes;
     return world_->InHeapOf(s_.process_of[src.rank], AddressOf(src, begin));
   }

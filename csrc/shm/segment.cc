@@ -18,6 +18,11 @@ Failure SystemFailure(const std::string& what, const std::string& fix) {
 
 }  // namespace
 
+int OpenDescriptorOf(int pid, int fd, int flags) {
+  const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd);
+  return open(path.c_str(), flags | O_CLOEXEC);
+}
+
 Segment::~Segment() {
   if (data_ != nullptr) munmap(data_, static_cast<size_t>(nbytes_));
   if (fd_ >= 0) close(fd_);
@@ -33,8 +38,7 @@ std::optional<Failure> Segment::Create(int64_t nbytes) {
 }
 
 std::optional<Failure> Segment::Open(int pid, int fd, int64_t nbytes) {
-  const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd);
-  fd_ = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  fd_ = OpenDescriptorOf(pid, fd, O_RDWR);
   if (fd_ < 0) {
     return SystemFailure(
         "the shared memory of process " + std::to_string(pid) + " cannot be opened",

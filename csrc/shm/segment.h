@@ -10,6 +10,9 @@
 
 namespace jcoll {
 
+// Opens what process `pid` holds as descriptor `fd`; -1 with errno set if it cannot be.
+int OpenDescriptorOf(int pid, int fd, int flags);
+
 class Segment {
  public:
   Segment() = default;
