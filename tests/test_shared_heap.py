@@ -15,7 +15,6 @@ import pytest
 from jcoll import shared_heap
 from jcoll.cli import main
 
-ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = str(shared_heap.library())
 
 IN_HEAP = """
@@ -35,7 +34,7 @@ def output_of(program: str, env: dict[str, str], *prefix: str) -> str:
     done = subprocess.run(
         [*(prefix or (sys.executable,)), "-c", program],
         env={name: value for name, value in os.environ.items() if name != shared_heap.VARIABLE}
-        | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+        | {"JAX_PLATFORMS": "cpu"}
         | env,
         capture_output=True,
         text=True,
@@ -91,7 +90,6 @@ def test_ranks_of_launch_have_it():
     launch = (sys.executable, "-m", "jcoll", "launch", "-n", "2", "-m", "timeit", "-n1", "-r1")
     done = subprocess.run(
         [*launch, program],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
     )
