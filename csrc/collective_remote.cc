@@ -64,7 +64,8 @@ RemoteRun::Setup Collective::RemoteSetup() const {
   setup.programs = d_->ProgramsOf(group_);
   if (d_->motion == Motion::kBlocks) {
     setup.block_nbytes = d_->block_nbytes;
-    setup.results_nbytes = d_->output_nbytes() * static_cast<int64_t>(process_of_.size());
+    setup.buffers_nbytes =
+        (d_->input_nbytes() + d_->output_nbytes()) * static_cast<int64_t>(process_of_.size());
     if (setup.programs->reduces) {
       setup.reduce = GetReduceFn(d_->dtype, d_->reduce_op);
       setup.element_nbytes = Size(d_->dtype);

@@ -56,7 +56,7 @@ class RemoteRun : public RemoteWork {
     uint64_t members = 0;                  // A hash of the ranks' processes and devices, in order.
     const RankBuffers* buffers = nullptr;  // By rank; those of other processes are not looked at.
     int64_t block_nbytes = 0;
-    int64_t results_nbytes = 0;  // Of all ranks together.
+    int64_t buffers_nbytes = 0;  // Operands and results of all ranks together.
     // Where blocks are not of one size: block b of rank r's input is the stream from r to b, block
     // b of its output the one from b to r, and block_nbytes the length of the longest.
     const Streams* streams = nullptr;
