@@ -23,7 +23,9 @@ NARROW = ["float8_e4m3fn", "float8_e5m2", "int4", "uint4"]
 ALL = [*FLOATS, *INTS, *COMPLEX, "bool", *NARROW]
 
 SHAPES = [(), (0,), (1,), (7,), (3, 0, 2), (5, 33)]
-LARGE = (70001,)  # Takes the parallel path; numpy is slow with it, so not for every dtype.
+# Takes the parallel path, and more than one lane; numpy is slow with it, so not for every dtype.
+LARGE = (70001,)
+LARGE_ROWS = (7001,)  # Of 12.
 LARGE_DTYPES = ("float32", "bfloat16", "int8")
 
 
@@ -71,6 +73,10 @@ class Case:
     @property
     def spec(self) -> Any:
         return SPECS[self.op]
+
+    @property
+    def large(self) -> tuple[int, ...]:
+        return LARGE if self.index_arrays is None else LARGE_ROWS
 
     def shape(self, shape: tuple[int, ...], n: int) -> tuple[int, ...]:
         """One rank's canonical input: with a leading dimension of blocks, or of rows."""

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from ops.cases import CASES, Case, case_id, dtype_of, inputs
 from ops.meshes import mesh_of, put, spmd
-from ops.test_values import check
+from ops.test_values import compare
 
 import jcoll
 from jcoll.algorithms import bruck, registry
@@ -23,8 +23,6 @@ from jcoll.comm.mesh import make_call
 from jcoll.ops import _primitive
 
 SERVED = [case for case in CASES if registry.names(case.op)]
-# Chunks of several lanes, the last ones short: see csrc/plan_run.cc.
-LARGE = (70001,)
 
 
 def exact_inputs(case: Case, n: int, shape: tuple[int, ...], dtype: str, seed: int) -> list:
@@ -81,14 +79,15 @@ def check_matrix(case: Case, n: int, dtypes: Sequence[str]) -> None:
         for seed, (shape, dtype) in enumerate((s, d) for s in shapes for d in dtypes)
     ]
     if n in (5, 8) and "float32" in case.dtypes:
-        args.append(exact_inputs(case, n, LARGE, "float32", n))
+        args.append(exact_inputs(case, n, case.large, "float32", n))
     names = registry.supporting(case.op, n)
     assert names
     with jax.numpy_dtype_promotion("standard"):
         results = run(case, n, names, args)
+    expected = [case.spec.stacked(np, *arrays, **case.static(n)) for arrays in args]
     for outs in results.values():
-        for arrays, out in zip(args, outs, strict=True):
-            check(case, n, arrays, out)
+        for want, out in zip(expected, outs, strict=True):
+            compare(case, n, want, out)
 
 
 @pytest.mark.parametrize("name", registry.supporting("all_reduce", 6))

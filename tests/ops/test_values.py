@@ -9,7 +9,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
-from ops.cases import CASES, LARGE, LARGE_DTYPES, NARROW, SHAPES, Case, case_id, inputs, tolerance
+from ops.cases import CASES, LARGE_DTYPES, NARROW, SHAPES, Case, case_id, inputs, tolerance
 from ops.meshes import mesh_of, put, spmd
 
 import jcoll
@@ -34,7 +34,10 @@ def run(case: Case, n: int, algorithm: str, args: list, *, check_vma: bool = Fal
 
 
 def check(case: Case, n: int, arrays: list, outs: list) -> None:
-    expected = case.spec.stacked(np, *arrays, **case.static(n))
+    compare(case, n, case.spec.stacked(np, *arrays, **case.static(n)), outs)
+
+
+def compare(case: Case, n: int, expected: list, outs: list) -> None:
     for got, want in zip(outs, expected, strict=True):
         got, want = np.asarray(got), np.asarray(want)
         assert got.dtype == want.dtype and got.shape == want.shape
@@ -74,7 +77,7 @@ def test_matrix(case: Case, algorithm: str, n: int) -> None:
     ]
     if (algorithm, n) == ("direct", 8):
         large = [d for d in LARGE_DTYPES if d in dtypes]
-        args += [inputs(case, n, LARGE, dtype, seed) for seed, dtype in enumerate(large)]
+        args += [inputs(case, n, case.large, dtype, seed) for seed, dtype in enumerate(large)]
     with jax.numpy_dtype_promotion("standard"):
         outs = run(case, n, algorithm, args)
     for arrays, out in zip(args, outs, strict=True):
