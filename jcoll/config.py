@@ -112,8 +112,8 @@ class Config:
     namespace."""
 
     shm_nbytes: int = 256 << 20
-    """`JCOLL_SHM_SIZE`, bytes, or 64M and the like: shared memory of each process; pages that are
-    not used take none."""
+    """`JCOLL_SHM_SIZE`, bytes, or 64M and the like: shared memory of each process, of which a
+    large collective takes 1 MiB a rank while it runs; pages that are not used take none."""
 
     peer_reads: int = 1 << 20
     """`JCOLL_PEER_READS`, bytes, or 256K: blocks from this size on are read in the memory of other

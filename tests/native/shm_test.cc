@@ -266,6 +266,7 @@ TEST(APeerThatDoesNotCome) {
 
 // More in flight than staging areas fit: they take turns, and nothing is lost or left behind.
 TEST(TurnsAtSharedMemory) {
+  // Each takes a little more than 1 MiB.
   static constexpr int kSites = 6, kCount = 200003;
   EXPECT(InProcesses(
              2,
@@ -289,7 +290,7 @@ TEST(TurnsAtSharedMemory) {
                  }
                }
              },
-             /*arena_nbytes=*/1 << 20) == Zeros(2));
+             /*arena_nbytes=*/2 << 20) == Zeros(2));
 }
 
 TEST(NoSharedMemoryLeft) {
