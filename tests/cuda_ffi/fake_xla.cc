@@ -25,6 +25,7 @@ struct XLA_FFI_CollectivesState {
   int device;
   XLA_FFI_ExecutionStage stage;
   fake::DevicesOf devices;
+  const fake::Instruction* instruction;
 };
 
 namespace fake {
@@ -281,7 +282,8 @@ struct ExtensionFunctions {
     if (refused != xla.refuses_windows.end()) return NewError(refused->second);
     std::lock_guard<std::mutex> lock(xla.mu_);
     ++xla.num_window_requests_;
-    xla.waiting_[self->state->device].emplace_back(found->first.get(), found->second);
+    xla.waiting_[{self->state->instruction, self->state->device}].emplace_back(found->first.get(),
+                                                                               found->second);
     auto& regions = xla.regions_[{found->first.get(), found->second}];
     for (size_t i = 0; i < args->num_regions; ++i) {
       const std::pair<const char*, size_t> region = {
@@ -339,9 +341,9 @@ void Xla::ForgetCommunicators() {
   groups_.clear();
 }
 
-std::optional<std::string> Xla::AcquireMemory(int device) {
+std::optional<std::string> Xla::AcquireMemory(const Instruction* instruction, int device) {
   std::unique_lock<std::mutex> lock(mu_);
-  for (const auto& [group, rank] : std::exchange(waiting_[device], {})) {
+  for (const auto& [group, rank] : std::exchange(waiting_[{instruction, device}], {})) {
     auto& registered = registered_[group];
     registered.resize(group->num_ranks());
     const int number = ++registered[rank];
@@ -366,9 +368,10 @@ int Xla::num_window_requests() {
 }
 
 std::unique_ptr<ExtensionOfCall, void (*)(ExtensionOfCall*)> NewExtension(
-    Xla* xla, int device, XLA_FFI_ExecutionStage stage, const DevicesOf& devices) {
+    Xla* xla, int device, XLA_FFI_ExecutionStage stage, const DevicesOf& devices,
+    const Instruction* instruction) {
   auto* made = new ExtensionOfCall();
-  made->state = {xla, device, stage, devices};
+  made->state = {xla, device, stage, devices, instruction};
   made->extension.extension_base = {
       XLA_FFI_Collectives_Extension_STRUCT_SIZE,
       {XLA_FFI_Extension_Collectives, xla->major_version, xla->minor_version},
@@ -405,9 +408,9 @@ std::optional<std::string> Instruction::Run(XLA_FFI_ExecutionStage stage, int de
                                             const std::vector<Array>& outputs,
                                             cudaStream_t stream) {
   if (stage == XLA_FFI_ExecutionStage_INITIALIZE) {
-    if (auto error = xla_->AcquireMemory(device)) return error;
+    if (auto error = xla_->AcquireMemory(this, device)) return error;
   }
-  const auto extension = NewExtension(xla_, device, stage, devices_);
+  const auto extension = NewExtension(xla_, device, stage, devices_, this);
   XLA_FFI_InvokeContext context;
   context.device = device;
   context.stream = stream;

@@ -50,6 +50,8 @@ struct Array {
   void* data = nullptr;
 };
 
+class Instruction;
+
 // The runtime: what its extension is like, and the communicators that it has made.
 class Xla {
  public:
@@ -67,9 +69,10 @@ class Xla {
   // XLA makes the communicators anew when it is next asked, as after a failure: at the same
   // addresses.
   void ForgetCommunicators();
-  // Between Prepare and Initialize: registers what was requested on a device. Every rank of the
-  // communicators waits for all others to do so. Fails where one does not.
-  std::optional<std::string> AcquireMemory(int device);
+  // Between Prepare and Initialize: registers what an instruction has requested on a device, and
+  // nothing of other programs, which may be at the same stage. Every rank of the communicators
+  // waits for all others to do so. Fails where one does not.
+  std::optional<std::string> AcquireMemory(const Instruction* instruction, int device);
   // XLA frees its windows. Handles are used again.
   void ForgetWindows();
   int num_window_requests();
@@ -87,8 +90,9 @@ class Xla {
   std::condition_variable changed_;
   std::map<Key, std::shared_ptr<Group>> groups_;
   std::map<Key, std::shared_ptr<Group>> former_groups_;
-  std::map<Group*, std::vector<int>> registered_;               // Requests for windows, by rank.
-  std::map<int, std::vector<std::pair<Group*, int>>> waiting_;  // By device: to be registered.
+  std::map<Group*, std::vector<int>> registered_;  // Requests for windows, by rank.
+  // To be registered, by instruction and device.
+  std::map<std::pair<const Instruction*, int>, std::vector<std::pair<Group*, int>>> waiting_;
   // Of a group and a rank, in the order of the requests.
   std::map<std::pair<Group*, int>, std::vector<std::pair<const char*, size_t>>> regions_;
   int num_window_requests_ = 0;
@@ -97,7 +101,8 @@ class Xla {
 // The extension as one call of a handler sees it.
 struct ExtensionOfCall;
 std::unique_ptr<ExtensionOfCall, void (*)(ExtensionOfCall*)> NewExtension(
-    Xla* xla, int device, XLA_FFI_ExecutionStage stage, const DevicesOf& devices = {});
+    Xla* xla, int device, XLA_FFI_ExecutionStage stage, const DevicesOf& devices = {},
+    const Instruction* instruction = nullptr);
 const XLA_FFI_Extension* Base(const ExtensionOfCall* extension);
 
 // One custom call of a compiled program.
