@@ -15,12 +15,10 @@ from pathlib import Path
 
 import pytest
 
-import jcoll
 from jcoll import cli
 from jcoll.launch.output import Lines, is_noise
 from jcoll.launch.verdict import Fate, failure_text, first_failure
 
-ROOT = Path(jcoll.__file__).parent.parent
 LIMIT_S = 60  # for a job on a busy machine; all of them are done in seconds
 
 HEAD = """\
@@ -56,7 +54,6 @@ class Job:
         self._popen = subprocess.Popen(
             [sys.executable, "-m", "jcoll", "launch", *argv],
             cwd=folder,
-            env=os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

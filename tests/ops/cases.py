@@ -23,9 +23,10 @@ NARROW = ["float8_e4m3fn", "float8_e5m2", "int4", "uint4"]
 ALL = [*FLOATS, *INTS, *COMPLEX, "bool", *NARROW]
 
 SHAPES = [(), (0,), (1,), (7,), (3, 0, 2), (5, 33)]
-# Takes the parallel path, and more than one lane; numpy is slow with it, so not for every dtype.
+# Takes the parallel path, in chunks of several lanes, the last ones short (csrc/plan_run.cc); numpy
+# is slow with it, so not for every dtype.
 LARGE = (70001,)
-LARGE_ROWS = (7001,)  # Of 12.
+LARGE_ROW = (7001,)  # Of 12, which together are as large.
 LARGE_DTYPES = ("float32", "bfloat16", "int8")
 
 
@@ -76,7 +77,7 @@ class Case:
 
     @property
     def large(self) -> tuple[int, ...]:
-        return LARGE if self.index_arrays is None else LARGE_ROWS
+        return LARGE if self.index_arrays is None else LARGE_ROW
 
     def shape(self, shape: tuple[int, ...], n: int) -> tuple[int, ...]:
         """One rank's canonical input: with a leading dimension of blocks, or of rows."""
